@@ -1,4 +1,4 @@
-//! Tells the binary and the tests where libtorch lies, so that they run with no variable set.
+//! Sets the rpath of the binary and the tests to libtorch, so that they run with no variable set.
 
 fn main() -> Result<(), std::env::VarError> {
     let folder = std::env::var("DEP_FEEDLINE_BRIDGE_LIBTORCH_LIB")?;

@@ -2,8 +2,8 @@
 //!
 //! `cargo bench -p trainer --bench pipeline`. Computing is sleeping here, so that four ranks need
 //! no four cores: what is measured is whether the order of passes, and messages that are on their
-//! way while others compute, give the bubble that [`simulate`] promises. It is told how long a
-//! message takes when nothing else goes on. Times are medians of steps.
+//! way while others compute, give the bubble that [`simulate`] computes. The simulation gets the
+//! time of a message without other load. Times are medians of steps.
 
 #![expect(clippy::print_stdout, reason = "it is what a benchmark is for")]
 
@@ -42,14 +42,14 @@ fn main() {
             (0..RANKS).map(|rank| schedule.actions(shape, rank, MICRO)).collect();
         let each = |time: Duration| time.as_secs_f64() * 1e3 / chunks as f64;
         let costs = Costs { forward: each(FORWARD), backward: each(BACKWARD), transfer };
-        let due = simulate(shape, &lists, costs).expect("it ends");
-        let got = measure(shape, &lists, costs);
+        let simulated = simulate(shape, &lists, costs).expect("it ends");
+        let measured = measure(shape, &lists, costs);
         let work = MICRO as f64 * (FORWARD + BACKWARD).as_secs_f64() * 1e3;
         println!(
-            "| {schedule:?} | {chunks} | {got:.1} | {:.1} | {:.3} | {:.3} |",
-            due.time,
-            1.0 - work / got,
-            due.bubble()
+            "| {schedule:?} | {chunks} | {measured:.1} | {:.1} | {:.3} | {:.3} |",
+            simulated.time,
+            1.0 - work / measured,
+            simulated.bubble()
         );
     }
 }
@@ -74,7 +74,7 @@ fn hop(group: &Group) -> f64 {
     let mut message = Tensor::zeros(SHAPE, (Kind::Float, Device::Cpu));
     let own = group.rank();
     let mut round = || {
-        let begun = Instant::now();
+        let started = Instant::now();
         for turn in 0..2 {
             let done = if turn == own {
                 group.send(&message, 1 - own, 0)
@@ -83,13 +83,13 @@ fn hop(group: &Group) -> f64 {
             };
             done.and_then(Work::wait).expect("both are there");
         }
-        begun.elapsed().as_secs_f64() * 1e3 / 2.0
+        started.elapsed().as_secs_f64() * 1e3 / 2.0
     };
     let times = if own < 2 { (0..=HOPS).map(|_| round()).collect() } else { vec![0.0] };
     median(times)
 }
 
-/// Has each rank do the same, and gives what they return.
+/// Runs the same on each rank, and returns the results.
 fn on_ranks<T: Send>(does: impl Fn(&Group) -> T + Sync) -> Vec<T> {
     let does = &does;
     let server = Store::serve("127.0.0.1", 0, PATIENCE).expect("a free port");
@@ -113,10 +113,10 @@ fn step(group: &Group, shape: Pipeline, lists: &[Vec<Action>], costs: Costs) -> 
     let own = group.rank();
     let doing = RankActivity::default();
     group.barrier().expect("all come");
-    let begun = Instant::now();
+    let started = Instant::now();
     let mut pipe = Pipe::new(group, shape, lists, (Kind::Float, Device::Cpu), &doing);
     for (at, action) in lists[own].iter().enumerate() {
-        pipe.ask(&lists[own][at..], |_| vec![SHAPE.to_vec()]).expect("all are there");
+        pipe.post_receives(&lists[own][at..], |_| vec![SHAPE.to_vec()]).expect("all are there");
         pipe.take(action).expect("all are there");
         let cost = if action.pass == Pass::Forward { costs.forward } else { costs.backward };
         std::thread::sleep(Duration::from_secs_f64(cost / 1e3));
@@ -124,5 +124,5 @@ fn step(group: &Group, shape: Pipeline, lists: &[Vec<Action>], costs: Costs) -> 
         pipe.send(action, &[result]).expect("all are there");
     }
     pipe.finish().expect("all are there");
-    begun.elapsed().as_secs_f64() * 1e3
+    started.elapsed().as_secs_f64() * 1e3
 }

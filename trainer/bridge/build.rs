@@ -1,4 +1,5 @@
-//! Compiles the shim against the libtorch that `torch-sys` links, and tells dependents where it is.
+//! Compiles the shim against the libtorch that `torch-sys` links, and passes its folder to
+//! dependents.
 
 use std::env;
 use std::error::Error;
@@ -25,10 +26,10 @@ fn main() -> Result<(), Box<dyn Error>> {
         .join("include");
     println!("cargo:rerun-if-changed=shim");
     let mut build = cc::Build::new();
-    // The same in all profiles, so that ccache has for one what it compiled for another.
+    // The same in all profiles, so that ccache reuses the objects of one profile for another.
     build.opt_level(2).debug(false);
     build.cpp(true).std("c++17").define("_GLIBCXX_USE_CXX11_ABI", "1");
-    // libtorch was built with Gloo, whose headers it does not bring.
+    // libtorch was built with Gloo, whose headers it does not include.
     build.define("USE_C10D_GLOO", None).include("shim/gloo_decl");
     let mut system = vec![include.clone(), include.join("torch/csrc/api/include")];
     let cuda = env::var_os("CARGO_FEATURE_CUDA").is_some();
@@ -42,7 +43,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         build.define("USE_C10D_NCCL", None).include("shim/cuda_decl");
         system.extend(["cu13/include", "nccl/include"].map(|folder| nvidia.join(folder)));
     }
-    // The warnings inside the headers of others are not ours.
+    // Warnings in the headers of libtorch and CUDA are ignored.
     for folder in system {
         build.flag("-isystem").flag(folder);
     }
@@ -52,7 +53,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         build.file("tests/fake_gpu.cpp");
     }
     build.files(SOURCES);
-    // Clippy links nothing, and cargo keeps what this makes for it apart.
+    // Clippy links nothing, and cargo keeps its build outputs separate.
     let wrapper = env::var("RUSTC_WORKSPACE_WRAPPER").unwrap_or_default();
     if !wrapper.ends_with("clippy-driver") {
         build.compile("feedline_bridge");
@@ -65,7 +66,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     }
 
     // A link argument does not reach other packages: each that makes binaries or tests prints its
-    // own, from this. Resolved, because a library finds its neighbours from where it really lies.
+    // own, from this. Resolved, because a library finds its neighbours from its real path.
     let real = fs::canonicalize(lib.join("libtorch_cpu.so"))?;
     let folder = real.parent().ok_or("cannot find the folder of libtorch_cpu.so")?.display();
     println!("cargo:libtorch_lib={folder}");

@@ -1,4 +1,4 @@
-//! What computes: the CPU, or a GPU a rank.
+//! The device of a rank: the CPU, or one GPU.
 
 use recipe::Incompatible;
 use tch::{Cuda, Device, Tensor};
@@ -6,7 +6,7 @@ use tch::{Cuda, Device, Tensor};
 use crate::config::{ComputeOn, Config};
 use crate::{Error, Result};
 
-/// What a rank computes on, by its number on its machine.
+/// The device of a rank, by its number on its machine.
 ///
 /// # Errors
 /// [`Error::Mismatch`] if the config wants a GPU and there is none for it.
@@ -16,7 +16,7 @@ pub fn choose(config: &Config, local_rank: usize) -> Result<Device> {
     if wanted == ComputeOn::Cpu || (wanted == ComputeOn::Auto && gpus == 0) {
         return Ok(Device::Cpu);
     }
-    // One that is seen may be another for each rank, as `srun --gpus-per-task=1` has it.
+    // A single visible GPU may be another one for each rank, as with `srun --gpus-per-task=1`.
     let gpu = if gpus == 1 { 0 } else { local_rank };
     if gpu >= gpus {
         let (built, hint) = if cfg!(feature = "cuda") {
@@ -34,11 +34,11 @@ pub fn choose(config: &Config, local_rank: usize) -> Result<Device> {
     Ok(Device::Cuda(gpu))
 }
 
-/// A tensor in the memory of the host. A GPU is waited for, but not without end if it waits for
-/// other ranks.
+/// A tensor in the memory of the host. Waits for a GPU, but not forever if the GPU waits for other
+/// ranks.
 ///
 /// # Errors
-/// [`Error::Bridge`] with the rank that keeps it waiting, [`Error::Torch`].
+/// [`Error::Bridge`] with the missing rank, [`Error::Torch`].
 pub(crate) fn to_host(tensor: &Tensor) -> Result<Tensor> {
     if tensor.device().is_cuda() {
         bridge::dist::settle()?;
@@ -59,8 +59,8 @@ pub(crate) fn numbers(tensors: &[Tensor]) -> Result<Vec<f64>> {
     Ok(Vec::<f64>::try_from(to_host(&all)?)?)
 }
 
-/// A copy in memory of the host that nothing else has a hand on: page-locked for what a GPU has,
-/// which then copies by itself.
+/// A copy in host memory that no other tensor shares: page-locked for a tensor of a GPU, which then
+/// copies asynchronously.
 ///
 /// # Errors
 /// [`Error::Torch`] if the memory does not suffice.

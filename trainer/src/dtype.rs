@@ -1,4 +1,4 @@
-//! The numbers that a run computes with, and how fast.
+//! The dtype of a run's computation, and its peak rate.
 
 use std::time::{Duration, Instant};
 
@@ -7,7 +7,7 @@ use tch::{Device, Kind, Tensor};
 use crate::Result;
 use crate::config::{Config, Dtype};
 
-/// libtorch's name of them.
+/// libtorch's name of a dtype.
 pub(crate) fn kind(dtype: Dtype) -> Kind {
     match dtype {
         Dtype::Fp32 => Kind::Float,
@@ -22,23 +22,23 @@ pub(crate) fn at_least_f32(kind: Kind) -> Kind {
     if kind == Kind::Double { kind } else { Kind::Float }
 }
 
-/// What a rank could do in a second: as the config says, or as its libtorch multiplies two large
-/// matrices, the best of as many times as fit into a tenth of a second, and two at least.
+/// The peak rate of a rank: that of the config, or the rate at which its libtorch multiplies two
+/// large matrices, the best of as many products as fit into a tenth of a second, and two at least.
 pub(crate) fn peak_flop_per_s(config: &Config, device: Device) -> Result<f64> {
     if let Some(given) = config.log.peak_flop_per_s {
         return Ok(given);
     }
-    // On a GPU that has to be seen to take time at all.
+    // On a GPU a smaller product is too short to measure.
     let n: i64 = if device.is_cuda() { 8192 } else { 768 };
     let _no_grad = tch::no_grad_guard();
     let matrix = Tensor::f_ones([n, n], (kind(config.precision.dtype), device))?;
-    let (begun, mut best_s) = (Instant::now(), f64::INFINITY);
+    let (started, mut best_s) = (Instant::now(), f64::INFINITY);
     for round in 0.. {
-        let round_begun = Instant::now();
+        let round_started = Instant::now();
         // Reading a number waits for the device.
         _ = matrix.f_mm(&matrix)?.f_double_value(&[0, 0])?;
-        best_s = best_s.min(round_begun.elapsed().as_secs_f64());
-        if round > 0 && begun.elapsed() > Duration::from_millis(100) {
+        best_s = best_s.min(round_started.elapsed().as_secs_f64());
+        if round > 0 && started.elapsed() > Duration::from_millis(100) {
             break;
         }
     }

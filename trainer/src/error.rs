@@ -4,7 +4,7 @@ use recipe::Incompatible;
 
 use crate::config::ConfigError;
 
-/// Why a run, a generation or a plan could not go on.
+/// Why a run, a generation or a plan failed.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum Error {
@@ -12,7 +12,7 @@ pub enum Error {
     Config(ConfigError),
     /// libtorch refused an operation.
     Torch {
-        /// What it said, in one line.
+        /// Its message, in one line.
         text: String,
     },
     /// The bridge to libtorch refused.
@@ -23,9 +23,9 @@ pub enum Error {
     Feed(feed::Error),
     /// A checkpoint could not be read or written.
     Ckpt(ckpt::Error),
-    /// The config, the data and the checkpoint do not go together.
+    /// The config, the data and the checkpoint do not match.
     Mismatch(Incompatible),
-    /// A gradient or a loss is no number any more.
+    /// A gradient or a loss is not finite.
     NotFinite {
         /// The step that was being computed; its weights were not changed.
         step: u64,
@@ -36,7 +36,7 @@ pub enum Error {
         /// Samples of the step.
         samples: u64,
     },
-    /// The loss has leapt, and the config wants to stop then.
+    /// The loss had a spike, at which the config stops the run.
     Spike {
         /// The step; nothing of it was saved.
         step: u64,
@@ -51,18 +51,18 @@ pub enum Error {
     },
     /// A file of the run's own folder could not be written.
     Run {
-        /// What was being done, and to what.
+        /// The operation, and its object.
         operation: String,
-        /// What the system said.
+        /// The error of the system.
         source: std::io::Error,
     },
 }
 
-/// `std`'s, with our [`Error`].
+/// `std`'s result, with this [`Error`].
 pub type Result<T> = std::result::Result<T, Error>;
 
 impl Error {
-    /// Whether other ranks, or the way to them, are the reason, and nothing of this one.
+    /// Whether the cause is another rank or the connection to it, and not this rank.
     #[must_use]
     pub fn is_peer_lost(&self) -> bool {
         matches!(self, Error::Bridge(error) if error.is_peer_lost())
@@ -118,13 +118,13 @@ impl std::error::Error for Error {
 
 impl From<tch::TchError> for Error {
     fn from(error: tch::TchError) -> Self {
-        // The rest is a trace through libtorch's own frames.
+        // The other lines are a stack trace of libtorch.
         let text = error.to_string();
         Error::Torch { text: text.lines().next().unwrap_or_default().to_owned() }
     }
 }
 
-/// Those of our other crates are boxed: a result is as large as its largest error.
+/// Errors of the other crates are boxed: a result is as large as its largest error.
 macro_rules! from {
     ($($variant:ident: $source:ty),*) => {
         $(impl From<$source> for Error {

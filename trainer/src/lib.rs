@@ -1,17 +1,17 @@
-//! Batches to weights: trains GPT, T5 and BERT on libtorch.
+//! Trains GPT, T5 and BERT on libtorch.
 //!
-//! A run is a TOML file ([`config`]); [`plan`] says what it will take, [`train`](train()) carries
-//! it out, [`mod@eval`] measures a checkpoint, and [`generate`] lets it write. The state of a run
-//! is its weights, their moments and the number of samples consumed. Everything else is a function
-//! of the config: the order of the samples, the learning rate, the first weights. A resumed run
-//! therefore ends in the bits of one that was never interrupted, on the same number of threads.
+//! A run is a TOML file ([`config`]); [`plan`] estimates its resources, [`train`](train()) runs it,
+//! [`mod@eval`] measures a checkpoint, and [`generate`] writes text with it. The state of a run is
+//! its weights, their moments and the number of samples consumed. Everything else is a function of
+//! the config: the order of the samples, the learning rate, the initial weights. A resumed run is
+//! therefore bit-identical to an uninterrupted one, on the same number of threads.
 //!
-//! What needs no libtorch is elsewhere: what a run is in [`recipe`], what it reads in [`feed`],
-//! what it writes down of itself in [`logbook`].
+//! Code without libtorch is in other crates: the config of a run in [`recipe`], its data in
+//! [`feed`], its logs in [`logbook`].
 //!
 //! In reading order: `train` is the loop, [`step`] one optimizer step, [`model`] the network,
-//! [`launch`] how processes become one run, [`parallel`] how ranks divide a step and join
-//! gradients, [`checkpoint`] what is saved, when, and how a run resumes.
+//! [`launch`] connects the processes of a run, [`parallel`] divides a step among ranks and sums
+//! gradients, [`checkpoint`] saves and resumes.
 
 #![forbid(unsafe_code)]
 

@@ -1,4 +1,4 @@
-//! Where the libraries' log goes: standard error, a line each.
+//! Writes the log of the libraries to standard error, one line a record.
 
 use std::io::{self, Write as _};
 
@@ -13,7 +13,7 @@ pub(crate) fn install() {
     log::set_max_level(log::LevelFilter::Info);
 }
 
-/// For a rank whose decisions another one tells.
+/// For a rank whose decisions another rank logs.
 pub(crate) fn warnings_only() {
     log::set_max_level(log::LevelFilter::Warn);
 }
@@ -32,7 +32,7 @@ impl log::Log for Stderr {
             log::Level::Warn => "warning: ",
             _ => "",
         };
-        // One write, so that lines do not mix; a terminal that is gone is no reason to stop.
+        // One write, so that lines do not mix; a closed terminal is no reason to stop.
         let text = storage::printable_message(&record.args().to_string());
         _ = io::stderr().write_all(format!("{level}{text}\n").as_bytes());
     }

@@ -1,4 +1,4 @@
-//! The command `trainer`: trains, plans and writes text.
+//! The command `trainer`: trains, plans and generates text.
 
 #![forbid(unsafe_code)]
 
@@ -42,7 +42,7 @@ fn main() -> ExitCode {
     };
     match done {
         Ok(code) => code,
-        // Whoever reads our output has seen enough.
+        // The reader of the output has closed it.
         Err(error) if is_closed_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
             _ = writeln!(io::stderr(), "error: {}", storage::one_line(&*error));
@@ -73,7 +73,7 @@ fn train(args: &TrainArgs) -> Result<ExitCode> {
     }
     let agent = std::env::current_exe().map(|program| {
         let mut command = Command::new(program);
-        // It is to outlive this rank.
+        // The agent must outlive this rank.
         command.arg("ckpt-agent").env_remove(LAUNCHER);
         command
     });
@@ -152,7 +152,7 @@ fn load(args: &ConfigArgs) -> Result<Config> {
     Ok(Config::load(&args.config, &args.sets)?)
 }
 
-/// What is absent does not keep the rest from being planned: it is added to `absent`.
+/// Missing data does not prevent the rest of the plan: its error is added to `absent`.
 fn if_there<T>(found: feed::Result<T>, absent: &mut Vec<String>) -> Result<Option<T>> {
     match found {
         Ok(found) => Ok(Some(found)),
@@ -165,13 +165,13 @@ fn if_there<T>(found: feed::Result<T>, absent: &mut Vec<String>) -> Result<Optio
     }
 }
 
-/// A rank must not outlive who started it: what it printed nobody would read, and what it holds
-/// nobody would look for.
+/// A rank must not outlive its launcher: its output would have no reader, and the resources that it
+/// holds would stay in use.
 fn end_with_launcher() {
     let Ok(launcher) = std::env::var(LAUNCHER) else { return };
-    let asked = bridge::runtime::end_with_parent();
+    let is_registered = bridge::runtime::end_with_parent();
     let is_there = launcher.parse() == Ok(std::os::unix::process::parent_id());
-    if !asked || !is_there {
+    if !is_registered || !is_there {
         log::warn!("launch: this rank does not end when its launcher, process {launcher}, ends");
     }
 }

@@ -1,8 +1,8 @@
-//! The loop: batches in, weights changed, and now and then a line, an evaluation, a checkpoint.
+//! The training loop: reads batches, updates the weights, logs, evaluates and saves checkpoints.
 //!
-//! What a run is after a step depends on its config and the step alone. So the loop keeps an order:
-//! all lines of a step are written and made durable before its checkpoint is begun, and a resumed
-//! run cuts its log back to its checkpoint. Whatever a kill destroys is made again, bit for bit.
+//! The state of a run after a step depends only on its config and the step. So the loop makes all
+//! log lines of a step durable before it starts the checkpoint of that step, and a resumed run
+//! truncates its log to its checkpoint. It recomputes what a kill destroyed, bit for bit.
 
 use std::io::Write;
 use std::path::Path;
@@ -40,20 +40,20 @@ use crate::{Error, Result};
 pub enum Outcome {
     /// All its steps are done and saved.
     Done,
-    /// The same, but a save on the way, or a copy to the second store, had failed.
+    /// The same, but an earlier save, or a copy to the second store, failed.
     Gaps,
-    /// It was asked to stop, or its time was up. What fitted into the time that was left is saved,
-    /// and it goes on from there when started again.
+    /// It was asked to stop, or its wall time was up. It saved what the remaining time allowed, and
+    /// resumes from there when started again.
     Saved,
 }
 
-/// What the world around a run gives it.
+/// What the caller of a run provides.
 pub struct Host<'a> {
-    /// Set to end the run after the step that is being computed, saved.
+    /// Set to save and end the run after the current step.
     pub stop: &'a AtomicBool,
     /// Takes the progress lines: standard error, for a program.
     pub terminal: Box<dyn Write + Send>,
-    /// Starts a process that calls [`ckpt::serve_agent`], for a run that wants one.
+    /// Starts a process that calls [`ckpt::serve_agent`], for a run with `checkpoint.agent`.
     pub agent: Option<Command>,
     /// Which of several ranks this is. `None`: the only one.
     pub world: Option<World>,
@@ -66,40 +66,40 @@ impl std::fmt::Debug for Host<'_> {
 }
 
 /// Trains to the end of the budget, from the newest checkpoint if there is one. Everything it
-/// writes is below `run.dir`, but for the checkpoints and the index cache if the config puts them
+/// writes is below `run.dir`, except the checkpoints and the index cache if the config puts them
 /// elsewhere. Sets the number of libtorch's threads for the whole process. Each of several ranks
 /// calls it; all of them end when one does.
 ///
 /// # Errors
 /// [`Error::Mismatch`] if the config, the data and the checkpoint do not go together,
-/// [`Error::NotFinite`], [`Error::Bridge`] if another rank is lost, or what reading, computing or
-/// writing said. The newest checkpoint is then as good as before.
+/// [`Error::NotFinite`], [`Error::Bridge`] if another rank is lost, or the error of a read, a
+/// computation or a write. The newest checkpoint stays intact.
 pub fn train(config: &Config, mut host: Host<'_>) -> Result<Outcome> {
-    let begun = Instant::now();
+    let started = Instant::now();
     let config = feed::with_special(config.resolved())?;
-    let crew = RankGroup::gather(host.world.take(), &config)?;
-    let done = TrainingLoop::prepare(&config, host, &crew).and_then(|mut run| {
-        let outcome = run.go(begun);
+    let group = RankGroup::gather(host.world.take(), &config)?;
+    let done = TrainingLoop::prepare(&config, host, &group).and_then(|mut run| {
+        let outcome = run.run_steps(started);
         if matches!(&outcome, Err(error) if error.is_peer_lost()) {
             run.saver.give_up();
         }
-        // The folder is another process's now.
+        // Another process owns the folder now.
         let is_fenced = matches!(&outcome, Err(error) if error.is_lease_lost());
         let trace = run.trace.as_ref().filter(|_| !is_fenced);
         let traced = trace.map_or(Ok(()), Trace::write);
-        // How the run ended says more than what became of its trace.
+        // An error of the run takes precedence over one of its trace.
         let outcome = outcome?;
         traced?;
         Ok((outcome, run))
     });
     match done {
         Ok((outcome, run)) => {
-            crew.finish()?;
+            group.finish()?;
             log::info!("{}", run.summary(outcome));
             Ok(outcome)
         }
         Err(error) => {
-            crew.abort(&error);
+            group.abort(&error);
             Err(error)
         }
     }
@@ -111,7 +111,7 @@ struct TrainingLoop<'a> {
     fingerprint: Value,
     trainer: Trainer,
     progress: TrainingProgress,
-    /// The step of the last save that was begun, or that the run began with.
+    /// The step of the last save that was started, or the step that the run started from.
     saved_step: u64,
     saved_at: Instant,
     saver: CheckpointManager,
@@ -127,15 +127,15 @@ struct TrainingLoop<'a> {
 }
 
 impl<'a> TrainingLoop<'a> {
-    /// All that stands before the first step. `config` is resolved.
-    fn prepare(config: &Config, host: Host<'a>, crew: &RankGroup) -> Result<Self> {
+    /// Prepares the run up to its first step. `config` is resolved.
+    fn prepare(config: &Config, host: Host<'a>, group: &RankGroup) -> Result<Self> {
         tch::set_num_threads(config.run.threads as i32); // fits: at most 1024
-        let device = device::choose(config, crew.local_rank())?;
+        let device = device::choose(config, group.local_rank())?;
         if config.precision.deterministic.unwrap_or(device == Device::Cpu) {
             bridge::runtime::set_deterministic()?;
         }
         log::info!("device: {}", format_args!("{device:?}").to_string().to_lowercase());
-        let (comm, watchdog) = crew.connect(config, device)?;
+        let (comm, watchdog) = group.connect(config, device)?;
         let ranks = comm.mesh.ranks() as u64;
         let open = || {
             let corpus = feed::open_corpus(config)?;
@@ -145,37 +145,39 @@ impl<'a> TrainingLoop<'a> {
                 process_memory_bytes: process_memory().filter(|_| device == Device::Cpu),
                 ..PlanInputs::default()
             };
-            check_plan(config, &known, crew.is_first())?;
+            check_plan(config, &known, group.is_first())?;
             Ok(Data::new(corpus, config)?)
         };
         // The first rank builds the index, and the others find it.
-        let first = crew.stage(StartupStage::Index, || crew.is_first().then(open).transpose())?;
-        let mut data = crew.stage(StartupStage::Data, || first.map_or_else(open, Ok))?;
-        if crew.is_first() {
+        let first = group.stage(StartupStage::Index, || group.is_first().then(open).transpose())?;
+        let mut data = group.stage(StartupStage::Data, || first.map_or_else(open, Ok))?;
+        if group.is_first() {
             data.start_order_check();
         }
-        for doubt in data.doubts().iter().filter(|_| crew.is_first()) {
+        for doubt in data.doubts().iter().filter(|_| group.is_first()) {
             log::warn!("data: {doubt}");
         }
-        let ranks = crew.neighbours()?;
+        let ranks = group.neighbours()?;
         warn_of_spinning(config.run.threads, ranks.len() as u64);
         if ranks.len() > 1 {
-            let (_, job) = crew.told("job", || Ok(((), token())))?;
+            let (_, job) = group.broadcast("job", || Ok(((), token())))?;
             data.share(NodePeers { job, ranks });
         }
-        let restore = || Self::restore(config, host, crew, comm, data);
-        let mut run = crew.stage(StartupStage::Checkpoint, restore)?;
+        let restore = || Self::restore(config, host, group, comm, data);
+        let mut run = group.stage(StartupStage::Checkpoint, restore)?;
         run._watchdog = watchdog;
-        crew.stage(StartupStage::FirstCollective, || rank_group::any(run.trainer.comm(), [false]))?;
-        crew.ready();
+        group.stage(StartupStage::FirstCollective, || {
+            rank_group::any(run.trainer.comm(), [false])
+        })?;
+        group.ready();
         Ok(run)
     }
 
-    /// The state that the run begins with, and what saves it.
+    /// Loads or initializes the state, and prepares its saves.
     fn restore(
         config: &Config,
         host: Host<'a>,
-        crew: &RankGroup,
+        group: &RankGroup,
         comm: Comm,
         data: Data,
     ) -> Result<Self> {
@@ -183,12 +185,12 @@ impl<'a> TrainingLoop<'a> {
         let mut trainer = Trainer::unloaded(config, comm)?;
         let place = CheckpointFolder::open(config)?;
         let parts = JointSaveParts::new(&place.checkpoints, &trainer)?;
-        // The others wait here for the first to have cleared what a killed run has left.
-        let (lease, token) = crew.told("lease", || Ok((place.claim(config)?, token())))?;
+        // The others wait here until the first has removed the orphans of a killed run.
+        let (lease, token) = group.broadcast("lease", || Ok((place.claim(config)?, token())))?;
         let start = Start { config, parts: &parts, data: &fingerprint, lease: lease.as_ref() };
-        let progress = place.start(&start, crew, &mut trainer)?;
-        let log = if crew.is_first() {
-            // Reading a checkpoint takes minutes, and the logs are cut now.
+        let progress = place.start(&start, group, &mut trainer)?;
+        let log = if group.is_first() {
+            // Reading a checkpoint takes minutes: confirm the lease before the logs are truncated.
             lease.as_ref().map_or(Ok(()), Lease::confirm)?;
             write_config(config)?;
             Some(RunLog::open(config, progress.step, host.terminal)?)
@@ -201,8 +203,8 @@ impl<'a> TrainingLoop<'a> {
         if let Some(trace) = &trace {
             comm.activity.record(trace.clone());
         }
-        // The first rank speaks for all, which are of one kind.
-        let peak = if crew.is_first() { peak_flop_per_s(config, comm.device)? } else { 1.0 };
+        // The first rank measures for all, which have the same kind of device.
+        let peak = if group.is_first() { peak_flop_per_s(config, comm.device)? } else { 1.0 };
         let meter = Meter::new(config, comm.mesh.ranks() as u64, peak);
         let steps = place.checkpoints;
         let local = data.local_cache();
@@ -227,7 +229,7 @@ impl<'a> TrainingLoop<'a> {
         })
     }
 
-    fn go(&mut self, begun: Instant) -> Result<Outcome> {
+    fn run_steps(&mut self, started: Instant) -> Result<Outcome> {
         let total = self.config.steps_total();
         let rate = LearningRate::new(&self.config);
         let seat = self.trainer.comm().seat();
@@ -235,8 +237,8 @@ impl<'a> TrainingLoop<'a> {
         let mut micro = Vec::new();
         while self.progress.step < total {
             self.check_lease()?;
-            // The earliest moment at which a signal may have come that is seen after the step.
-            let step_begun = Instant::now();
+            // The earliest arrival of a signal that is noticed after the step.
+            let step_started = Instant::now();
             let samples_before = self.progress.samples;
             let skipped = self.trainer.scaler().map_or(0, |scaler| scaler.skipped_samples);
             self.step(rate.at(samples_before - skipped), &mut batches, &mut micro)?;
@@ -248,12 +250,13 @@ impl<'a> TrainingLoop<'a> {
             if step == total {
                 break;
             }
-            // A signal, a clock: not alike on all ranks.
-            let out_of_time = self.config.run.max_wall.is_some_and(|max| begun.elapsed() >= max.0);
+            // Signals and clocks differ between ranks, so the ranks combine their flags.
+            let out_of_time =
+                self.config.run.max_wall.is_some_and(|max| started.elapsed() >= max.0);
             let here = [self.stop.load(Ordering::Relaxed), out_of_time, self.save_is_due()];
             let [stop, out_of_time, save] = rank_group::any(self.trainer.comm(), here)?;
             if stop {
-                return self.stop_until(Some(step_begun + self.config.checkpoint.grace.0));
+                return self.stop_until(Some(step_started + self.config.checkpoint.grace.0));
             }
             if out_of_time {
                 return self.stop_until(None);
@@ -274,10 +277,10 @@ impl<'a> TrainingLoop<'a> {
         Ok(if self.saver.failures() == 0 { Outcome::Done } else { Outcome::Gaps })
     }
 
-    /// Saves what can be saved until then.
+    /// Saves what can be saved by `until`.
     fn stop_until(&mut self, until: Option<Instant>) -> Result<Outcome> {
         let ended = self.saver.finish_until(until);
-        // What one rank has no time for, or cannot save, none begins.
+        // If one rank has no time for a save, or cannot save, no rank starts one.
         let is_late = !matches!(ended, Ok(true));
         let [is_late] = rank_group::any(self.trainer.comm(), [is_late])?;
         ended?;
@@ -289,25 +292,25 @@ impl<'a> TrainingLoop<'a> {
     }
 
     fn step(&mut self, lr: f64, batches: &mut Batches, micro: &mut Vec<AnyBatch>) -> Result<()> {
-        let step_begun = Instant::now();
+        let step_started = Instant::now();
         let step = self.progress.step + 1;
         if let Some(trace) = &self.trace {
             trace.step(step);
         }
-        self.doing("waits for data");
+        self.set_activity("waits for data");
         let comm = self.trainer.comm();
         let global = self.config.batch.at(self.progress.samples);
         let replica = global / self.config.batch.micro / comm.mesh.dp as u64;
         batches.fill(replica, micro)?;
-        self.meter.data_wait += step_begun.elapsed();
+        self.meter.data_wait += step_started.elapsed();
 
         let waited = bridge::dist::waited();
         let report = self.trainer.step(&self.config.optim, micro, step, lr)?;
         self.meter.comm_wait += bridge::dist::waited() - waited;
         let samples = self.progress.samples;
         self.progress = TrainingProgress { step, samples: samples + self.config.batch.at(samples) };
-        self.meter.work += step_begun.elapsed();
-        self.doing("");
+        self.meter.work += step_started.elapsed();
+        self.set_activity("");
         self.meter.steps += 1;
         self.meter.tokens +=
             (self.progress.samples - samples) * self.config.model.tokens_per_sample();
@@ -334,7 +337,7 @@ impl<'a> TrainingLoop<'a> {
         self.watch(report.loss, samples)
     }
 
-    /// Looks whether the loss of the last step, whose first sample is known, has leapt.
+    /// Checks whether the loss of the last step, which began at `first_sample`, is a spike.
     fn watch(&mut self, loss: f64, first_sample: u64) -> Result<()> {
         let Some(mean) = self.spikes.see(loss) else { return Ok(()) };
         let TrainingProgress { step, samples } = self.progress;
@@ -350,23 +353,23 @@ impl<'a> TrainingLoop<'a> {
         }
     }
 
-    /// Fails if another process has taken over the folder of checkpoints while this one gave no
-    /// sign of life: it goes on from them, and this run is over.
+    /// Fails if another process took over the folder of checkpoints while this one missed its
+    /// heartbeats: that process resumes from them, and this run must end.
     fn check_lease(&self) -> Result<()> {
         self.lease.as_ref().map_or(Ok(()), |lease| Ok(lease.check()?))
     }
 
-    fn doing(&self, what: &str) {
-        self.trainer.comm().activity.set(|| what.to_owned());
+    fn set_activity(&self, activity: &str) {
+        self.trainer.comm().activity.set(|| activity.to_owned());
     }
 
     fn evaluate(&mut self) -> Result<()> {
-        let begun = Instant::now();
-        self.doing("evaluates");
+        let started = Instant::now();
+        self.set_activity("evaluates");
         let valid = self.data.valid_batches(&self.config, self.trainer.comm().seat())?;
         let Some(mut batches) = valid else { return Ok(()) };
         let (loss, tokens) = self.trainer.evaluate(&mut batches)?;
-        let seconds = begun.elapsed().as_secs_f64();
+        let seconds = started.elapsed().as_secs_f64();
         self.check_lease()?;
         let record = EvalRecord {
             step: self.progress.step,
@@ -386,15 +389,15 @@ impl<'a> TrainingLoop<'a> {
     }
 
     fn save(&mut self) -> Result<()> {
-        let begun = Instant::now();
-        self.doing("saves");
+        let started = Instant::now();
+        self.set_activity("saves");
         self.check_lease()?;
         self.log.as_mut().map_or(Ok(()), RunLog::sync)?;
         self.saver.save(&mut self.trainer, self.progress, &self.config, &self.fingerprint)?;
         self.saved_step = self.progress.step;
         self.saved_at = Instant::now();
-        self.meter.stall += begun.elapsed();
-        self.doing("");
+        self.meter.stall += started.elapsed();
+        self.set_activity("");
         self.trace.as_ref().map_or(Ok(()), |trace| Ok(trace.write()?))
     }
 
@@ -414,11 +417,11 @@ impl<'a> TrainingLoop<'a> {
     }
 }
 
-/// Says that threads which wait will take the cores of those that compute.
+/// Warns that waiting threads will take the cores of those that compute.
 fn warn_of_spinning(threads: u64, ranks: u64) {
     let cores = available_parallelism().map_or(1, |count| count.get() as u64);
-    let told = WAITING.iter().any(|name| std::env::var_os(name).is_some());
-    if ranks > 1 && threads > 1 && threads * ranks > cores && !told {
+    let is_configured = WAITING.iter().any(|name| std::env::var_os(name).is_some());
+    if ranks > 1 && threads > 1 && threads * ranks > cores && !is_configured {
         log::warn!(
             "{ranks} ranks of {threads} threads share {cores} cores, and waiting threads spin \
              (hint: export OMP_WAIT_POLICY=passive, or set run.threads)"
@@ -426,13 +429,13 @@ fn warn_of_spinning(threads: u64, ranks: u64) {
     }
 }
 
-/// What no other process that saves has called itself.
+/// A token that no other process that saves uses.
 fn token() -> String {
     let owner = storage::ProcessIdentity::new().to_string();
     format!("{:016x}", storage::crc64(owner.as_bytes()))
 }
 
-/// Logs what the run will take, on one of its ranks, and refuses what cannot work.
+/// Logs the plan of the run, with its warnings if `logs`, and refuses what cannot work.
 fn check_plan(config: &Config, known: &PlanInputs, logs: bool) -> Result<()> {
     let plan = RunPlan::new(config, known);
     log::info!("model: {}", plan.model);
@@ -458,7 +461,7 @@ fn check_plan(config: &Config, known: &PlanInputs, logs: bool) -> Result<()> {
     }))
 }
 
-/// Leaves the resolved config in the run's folder, for people; checkpoints have their own.
+/// Writes the resolved config to the run's folder, for people; checkpoints have their own copy.
 fn write_config(config: &Config) -> Result<()> {
     let store = storage::open_url(&config.run.dir)?;
     let key = Key::new("config.toml")?;

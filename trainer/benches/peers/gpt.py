@@ -69,7 +69,7 @@ def main():
     size = (shape["micro"], shape["seq_len"])
     wall, cpu = [], []
     for _ in range(shape["steps"]):
-        begun = time.perf_counter(), time.process_time()
+        started = time.perf_counter(), time.process_time()
         for _ in range(passes):
             tokens = torch.randint(shape["vocab"], size, device=device)
             with torch.autocast(device.type, torch.bfloat16, enabled=shape["dtype"] == "bf16"):
@@ -80,8 +80,8 @@ def main():
         adamw.zero_grad(set_to_none=True)
         if device.type == "cuda":
             torch.cuda.synchronize()
-        wall.append(time.perf_counter() - begun[0])
-        cpu.append(time.process_time() - begun[1])
+        wall.append(time.perf_counter() - started[0])
+        cpu.append(time.process_time() - started[1])
     print(json.dumps({"wall": wall, "cpu": cpu}))
 
 

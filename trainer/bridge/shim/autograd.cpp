@@ -1,4 +1,4 @@
-// Backward with given gradients, and gradients that can be taken away.
+// Backward with given gradients, and gradients that can be moved out.
 
 #include <torch/csrc/autograd/autograd.h>
 
@@ -16,7 +16,7 @@ FB_API int fb_backward(const Tensor* const* roots, const Tensor* const* grads, s
 }
 
 // Moves the gradient of `leaf` to `*out`, null if it has none. Afterwards it has none, so that the
-// next backward hands over its result instead of adding to a buffer.
+// next backward stores its result instead of adding to a buffer.
 FB_API int fb_take_grad(const Tensor* leaf, Tensor** out) {
   *out = nullptr;
   return guarded([&] {

@@ -27,18 +27,18 @@ using feedline::Work;
 using std::chrono::milliseconds;
 using std::chrono::steady_clock;
 
-// c10d notes every operation in one flight recorder for the process, which adds groups to a map that
-// no lock guards (libtorch 2.11): ranks that are threads tore it in one run of twenty. It stays off
-// unless its own variables ask for it; who is missing is told by `missing_ranks.rs`. This runs before
-// `main`, while there is one thread, as a change of the environment must.
+// c10d notes every operation in one flight recorder for the process, which adds groups to a map
+// without a lock (libtorch 2.11): ranks that are threads corrupted it in one run of twenty. It is
+// off unless its own variables enable it; `missing_ranks.rs` finds the missing ranks. This runs
+// before `main`, while there is one thread, as a change of the environment must.
 __attribute__((constructor)) static void without_flight_recorder() {
   if (getenv("TORCH_NCCL_TRACE_BUFFER_SIZE") == nullptr) setenv("TORCH_FR_BUFFER_SIZE", "0", 0);
-  // CleanUpOnly: NCCL's watchdog aborts the communicators after a failure, so that nothing of this
-  // process waits for a lost rank for ever, and leaves it to `settle` to report it. By default it
+  // CleanUpOnly: NCCL's watchdog aborts the communicators after a failure, so that no thread of
+  // this process waits for a lost rank forever, and `settle` reports the failure. By default it
   // ends the process by a signal. Overwritten, because torchrun sets it to 1 for every process.
   setenv("TORCH_NCCL_ASYNC_ERROR_HANDLING", "2", 1);
   setenv("TORCH_NCCL_DUMP_ON_TIMEOUT", "0", 0);
-  // Four times this is what it sleeps before that, so that others can dump their flight recorders.
+  // It sleeps four times this before that, so that others can dump their flight recorders.
   setenv("TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC", "0", 0);
 }
 
@@ -58,7 +58,7 @@ static c10d::ReduceOp::RedOpType reduction(int32_t reduce) {
 }
 
 static Lost lost(const Group& group, const Ticket& ticket, const char* text) {
-  const std::chrono::duration<double> age = steady_clock::now() - ticket.begun;
+  const std::chrono::duration<double> age = steady_clock::now() - ticket.started;
   return Lost(text, group.id, static_cast<int>(ticket.op), ticket.peer, ticket.number, age.count());
 }
 
@@ -134,34 +134,34 @@ Work start(const GroupPtr& group, const Call& call, const Tensor& out, const Ten
   const bool between_two = ticket.op == Op::send || ticket.op == Op::recv;
   ticket.peer = between_two ? call.peer : -1;
   ticket.number = between_two ? group->collectives : ++group->collectives;
-  ticket.begun = steady_clock::now();
+  ticket.started = steady_clock::now();
   try {
     return Work{group, ticket, start_on(*group->backend, call, out, in), out, in};
   } catch (const c10::DistError& error) {
     throw lost(*group, ticket, error.what_without_backtrace());
   } catch (const c10::Error&) {
-    throw;  // our arguments, not our peers
+    throw;  // caused by the arguments, not by another rank
   } catch (const std::exception& error) {
     throw lost(*group, ticket, error.what());
   }
 }
 
-// Between two looks at the groups while a GPU is waited for.
-constexpr milliseconds LOOK(100);
+// Between two checks of the groups while waiting for a GPU.
+constexpr milliseconds POLL(100);
 
-// What threads of this process have waited for operations, in all.
+// The total time that threads of this process have waited for operations.
 static std::atomic<int64_t> waited_ns{0};
 
-// Tells who asks what is being waited for, as long as it lives.
+// Publishes what this thread waits for, until it is destroyed.
 class Waiting {
  public:
-  Waiting(Group& group, const Ticket& ticket) : group_(group), begun_(steady_clock::now()) {
+  Waiting(Group& group, const Ticket& ticket) : group_(group), started_(steady_clock::now()) {
     const std::lock_guard<std::mutex> lock(group_.looking);
     group_.waited = ticket;
     group_.waits = true;
   }
   ~Waiting() {
-    const std::chrono::nanoseconds waited = steady_clock::now() - begun_;
+    const std::chrono::nanoseconds waited = steady_clock::now() - started_;
     waited_ns += waited.count();
     const std::lock_guard<std::mutex> lock(group_.looking);
     group_.waits = false;
@@ -171,7 +171,7 @@ class Waiting {
 
  private:
   Group& group_;
-  const steady_clock::time_point begun_;
+  const steady_clock::time_point started_;
 };
 
 // The groups of GPUs of this process.
@@ -183,7 +183,7 @@ Group::~Group() {
   of_gpus.erase(this);
 }
 
-// A mark behind all that this thread gave to its GPU so far.
+// An event behind all work that this thread has given to its GPU so far.
 static c10::Event mark() {
   const c10::impl::VirtualGuardImpl guard(c10::kCUDA);
   c10::Event event(c10::kCUDA);
@@ -191,7 +191,7 @@ static c10::Event mark() {
   return event;
 }
 
-// The oldest operation that the GPU has not come past, null if there is none. Under `looking`.
+// The oldest operation that the GPU has not completed, null if there is none. Under `looking`.
 static const Ticket* oldest(Group& group) {
   while (!group.ahead.empty() && group.ahead.front().second.query()) {
     group.ahead.pop_front();
@@ -211,7 +211,7 @@ static const char* text_of(c10d::ErrorType error) {
 }
 
 // Throws `Lost` if a group of this GPU has failed, or an operation of it takes too long.
-static void look_for_lost(c10::DeviceIndex gpu) {
+static void check_for_lost(c10::DeviceIndex gpu) {
   const std::lock_guard<std::mutex> lock(of_gpus_lock);
   for (Group* group : of_gpus) {
     if (group->gpu != gpu) {
@@ -224,7 +224,7 @@ static void look_for_lost(c10::DeviceIndex gpu) {
       // An aborted communicator ends its operations: then the last one is the best that is known.
       throw lost(*group, ticket != nullptr ? *ticket : group->waited, text_of(error));
     }
-    if (ticket != nullptr && steady_clock::now() - ticket->begun > group->patience) {
+    if (ticket != nullptr && steady_clock::now() - ticket->started > group->patience) {
       throw lost(*group, *ticket, "the GPU is still waiting for it");
     }
   }
@@ -265,7 +265,7 @@ static GroupPtr shared(Group* group) {
 }
 
 // A group over TCP. Its members listen where `interface` or, if that is null, `address` says.
-// All that they keep in the store has `prefix` before it.
+// Their keys in the store start with `prefix`.
 FB_API int fb_group_gloo(
     c10d::Store* store, const char* prefix, int rank, int size, int64_t timeout_ms,
     const char* interface, const char* address, uint64_t id, Group** out) {
@@ -312,25 +312,25 @@ FB_API int fb_group_nccl(
   });
 }
 
-// Waits until the current GPU has done what this thread gave to it.
+// Waits until the current GPU has completed the work of this thread.
 FB_API int fb_settle() {
   return guarded([] {
     {
       const std::lock_guard<std::mutex> lock(feedline::of_gpus_lock);
       if (feedline::of_gpus.empty()) {
-        return;  // who reads waits, and for nobody else
+        return;  // no group of GPUs: the read itself waits
       }
     }
     const c10::Event done = feedline::mark();
-    auto looked = steady_clock::now();
+    auto checked = steady_clock::now();
     while (!done.query()) {
       std::this_thread::yield();
-      if (steady_clock::now() - looked > feedline::LOOK) {
-        feedline::look_for_lost(done.device_index());
-        looked = steady_clock::now();
+      if (steady_clock::now() - checked > feedline::POLL) {
+        feedline::check_for_lost(done.device_index());
+        checked = steady_clock::now();
       }
     }
-    feedline::look_for_lost(done.device_index());
+    feedline::check_for_lost(done.device_index());
   });
 }
 
@@ -351,12 +351,12 @@ FB_API int fb_work_wait(Work* work) {
   return guarded([&] { feedline::finish(*work); });
 }
 
-// 1 if the operation has come to its end, good or bad.
+// 1 if the operation is complete or has failed.
 FB_API int fb_work_done(Work* work) {
   try {
     return work->work->isCompleted();
   } catch (...) {
-    return 1;  // who waits for it hears why
+    return 1;  // waiting for it returns the error
   }
 }
 
@@ -374,8 +374,8 @@ struct Wait {
 FB_API int fb_group_waits(Group* group, Wait* out) {
   try {
     const std::lock_guard<std::mutex> lock(group->looking);
-    // Another thread than the one that computes: without this its events would be asked on GPU 0,
-    // where that makes a context of half a gigabyte.
+    // This is not the thread that computes: without the guard its events would be queried on GPU 0,
+    // where that creates a context of half a gigabyte.
     c10::OptionalDeviceGuard guard;
     if (group->gpu >= 0) {
       guard.reset_device(c10::Device(c10::kCUDA, group->gpu));
@@ -384,10 +384,10 @@ FB_API int fb_group_waits(Group* group, Wait* out) {
     if (ticket == nullptr) {
       return 0;
     }
-    const std::chrono::duration<double> age = steady_clock::now() - ticket->begun;
+    const std::chrono::duration<double> age = steady_clock::now() - ticket->started;
     *out = {feedline::name_of(ticket->op), ticket->peer, ticket->number, age.count()};
     return 1;
   } catch (...) {
-    return 0;  // a GPU that cannot be asked any more: who computes on it hears that
+    return 0;  // the GPU cannot be queried any more: the thread that computes gets the error
   }
 }

@@ -42,27 +42,28 @@ struct Call {
 struct Ticket {
   Op op = Op::barrier;
   int32_t peer = -1;
-  uint64_t number = 0;  // counts the collectives of a group, alike on all its ranks; p2p: the last
-  std::chrono::steady_clock::time_point begun = std::chrono::steady_clock::now();
+  uint64_t number = 0;  // counts the collectives of a group, equal on all its ranks; p2p: the last
+  std::chrono::steady_clock::time_point started = std::chrono::steady_clock::now();
 };
 
 struct Group : torch::CustomClassHolder {
   c10::intrusive_ptr<c10d::Backend> backend;
   uint64_t id = 0;  // by which Rust knows it
 
-  // c10d counts its operations without a lock, and they must begin in one order on all ranks.
+  // c10d counts its operations without a lock, and they must start in one order on all ranks.
   std::mutex starting;
   uint64_t collectives = 0;
 
-  // What a thread of ours is waiting for, for others to ask.
+  // What a thread of this process waits for, for other threads to read.
   std::mutex looking;
   bool waits = false;
   Ticket waited;
 
-  // Of GPUs: this rank's, -1 of others, and how long one may wait for another.
+  // For GPUs: the device of this rank, -1 for CPUs, and the timeout of a wait for another rank.
   c10::DeviceIndex gpu = -1;
   std::chrono::milliseconds patience{0};
-  // What was waited for in name, and is by the GPU: each with what it comes to behind that.
+  // Operations whose wait has returned, but for which the GPU still waits, each with the event
+  // behind it.
   std::deque<std::pair<Ticket, c10::Event>> ahead;
 
   ~Group() override;
@@ -75,7 +76,7 @@ using MakeOfGpus = c10::intrusive_ptr<c10d::Backend> (*)(
     c10::intrusive_ptr<c10d::Store> store, int rank, int size, std::chrono::milliseconds timeout);
 extern MakeOfGpus make_of_gpus;
 
-// An operation under way. Its tensors live as long.
+// An operation in flight. Its tensors live as long.
 struct Work {
   GroupPtr group;
   Ticket ticket;

@@ -1,4 +1,4 @@
-// The fused AdamW kernel of libtorch, which walks every parameter once, and norms of many tensors.
+// The fused AdamW kernel of libtorch, which reads every parameter once, and norms of many tensors.
 
 #include <ATen/ops/_foreach_norm.h>
 #include <ATen/ops/_fused_adamw.h>

@@ -25,7 +25,7 @@ FB_API int fb_has_amx() {
     return amx != found.end() && amx->second.isBool() && amx->second.toBool() &&
         at::cpu::init_amx();
   } catch (...) {
-    return 0;  // a CPU that cannot be asked gets the plain kernels
+    return 0;  // a CPU that cannot be queried gets the plain kernels
   }
 }
 
@@ -41,7 +41,7 @@ FB_API int fb_set_deterministic() {
 FB_API int fb_is_deterministic() { return at::globalContext().deterministicAlgorithms(); }
 
 #ifdef USE_C10D_NCCL
-// cuBLAS repeats itself only with a workspace of a fixed size, which it is told before it starts.
+// cuBLAS is deterministic only with a workspace of a fixed size, which is set before it starts.
 __attribute__((constructor)) static void with_fixed_workspace() {
   setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8", 0);
 }
@@ -54,8 +54,9 @@ FB_API int fb_use_gpu(int index) {
   });
 }
 
-// glibc gives big blocks back to the system when they are freed and zeroes them when they come
-// again; a training step asks for the same blocks every time. 1 if glibc took both settings.
+// glibc gives big blocks back to the system when they are freed and zeroes them when they are
+// allocated again; a training step allocates the same blocks every time. 1 if glibc accepted both
+// settings.
 FB_API int fb_keep_freed_memory() {
   return mallopt(M_MMAP_MAX, 0) == 1 && mallopt(M_TRIM_THRESHOLD, INT_MAX) == 1;
 }
@@ -83,7 +84,7 @@ FB_API int fb_rng_set(int cuda, const at::Tensor* state) {
   });
 }
 
-// libtorch writes long traces to standard error of what it also throws; from here on it does not.
+// Stops libtorch from logging long traces of exceptions that it also throws to standard error.
 FB_API void fb_quiet() { FLAGS_caffe2_log_level = 3; }
 
 // Sends a signal to a process; 0 if that could be done.

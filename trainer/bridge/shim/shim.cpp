@@ -2,7 +2,7 @@
 
 namespace feedline {
 
-// One a thread: a failure on one thread says nothing to another.
+// One a thread: a failure on one thread is no error of another.
 static thread_local std::string last_error;
 
 void remember_error(const char* text) noexcept {
@@ -33,5 +33,5 @@ void remember_lost(const Lost& lost) noexcept {
 // The reason of this thread's last failure, valid until its next.
 FB_API const char* fb_last_error() { return feedline::last_error.c_str(); }
 
-// What was lost, if this thread's last failure had the code 2.
+// The lost operation, if this thread's last failure had the code 2.
 FB_API const feedline::LastLost* fb_last_lost() { return &feedline::last_lost; }

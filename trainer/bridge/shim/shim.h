@@ -24,7 +24,7 @@
 
 namespace feedline {
 
-// An operation that did not come to its end, most likely because of another rank.
+// An operation that did not complete, most likely because of another rank.
 struct Lost : std::runtime_error {
   Lost(const char* text, uint64_t group, int op, int peer, uint64_t number, double seconds)
       : std::runtime_error(text),
@@ -38,7 +38,7 @@ struct Lost : std::runtime_error {
   int op;
   int peer;  // the other side in the group, -1 if all of it
   uint64_t number;
-  double seconds;  // since the operation began
+  double seconds;  // since the operation started
 };
 
 void remember_error(const char* text) noexcept;

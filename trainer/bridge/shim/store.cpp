@@ -13,7 +13,7 @@ static std::vector<std::string> strings(const char* const* list, size_t count) {
   return std::vector<std::string>(list, list + count);
 }
 
-// Opens the store of `host`:`port`. If `listener` is not negative, this process keeps the store: it
+// Opens the store of `host`:`port`. If `listener` is not negative, this process hosts the store: it
 // is a socket that is bound to that port and listens, and is the store's from now on.
 FB_API int fb_store_open(
     const char* host, uint16_t port, int listener, int64_t timeout_ms, Store** out) {
@@ -22,7 +22,7 @@ FB_API int fb_store_open(
     c10d::TCPStoreOptions options;
     options.port = port;
     options.isServer = listener >= 0;
-    // By itself, c10d listens on all addresses of the machine.
+    // By default, c10d listens on all addresses of the machine.
     if (options.isServer) options.masterListenFd = listener;
     options.waitWorkers = false;
     options.timeout = milliseconds(timeout_ms);

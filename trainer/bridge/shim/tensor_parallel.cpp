@@ -1,4 +1,4 @@
-// Collectives that know their gradient. Rows are the first dimension.
+// Collectives with a gradient. Rows are the first dimension.
 
 #include <torch/csrc/autograd/custom_function.h>
 
@@ -15,7 +15,7 @@ using torch::autograd::variable_list;
 
 static Call call(Op op) { return {static_cast<int32_t>(op), /*reduce=*/0, /*peer=*/-1, 0}; }
 
-// A sum over the ranks, in memory of its own: others may hold what it is made of.
+// A sum over the ranks, in memory of its own: other tensors may share that of `x`.
 static Tensor summed(const GroupPtr& group, const Tensor& x) {
   Tensor sum = x.clone(at::MemoryFormat::Contiguous);
   feedline::run(group, call(Op::all_reduce), sum, Tensor());
@@ -45,7 +45,7 @@ static Tensor same(const GroupPtr&, const Tensor& x) { return x.view_as(x); }
 
 using Way = Tensor (*)(const GroupPtr&, const Tensor&);
 
-// What goes `Forth` comes back the other way.
+// Applies `Forth` to tensors, and `Back` to their gradients.
 template <Way Forth, Way Back>
 struct Through : torch::autograd::Function<Through<Forth, Back>> {
   static Tensor forward(AutogradContext* context, const Tensor& x, const GroupPtr& group) {
@@ -60,7 +60,7 @@ struct Through : torch::autograd::Function<Through<Forth, Back>> {
 };
 
 template <Way Forth, Way Back>
-static int go(Group* group, const Tensor* x, Tensor** out) {
+static int run_through(Group* group, const Tensor* x, Tensor** out) {
   *out = nullptr;
   return guarded([&] {
     const GroupPtr shared = GroupPtr::reclaim_copy(group);
@@ -70,20 +70,20 @@ static int go(Group* group, const Tensor* x, Tensor** out) {
 
 // The same on every rank, whose gradients are summed.
 FB_API int fb_copy_in(Group* group, const Tensor* x, Tensor** out) {
-  return go<same, summed>(group, x, out);
+  return run_through<same, summed>(group, x, out);
 }
 
 // The sum over the ranks, whose gradient is the same on every rank.
 FB_API int fb_reduce_out(Group* group, const Tensor* x, Tensor** out) {
-  return go<summed, same>(group, x, out);
+  return run_through<summed, same>(group, x, out);
 }
 
 // The rows of all ranks, in their order; every rank's gradient of a row is summed at its owner.
 FB_API int fb_gather_rows(Group* group, const Tensor* x, Tensor** out) {
-  return go<gathered, scattered>(group, x, out);
+  return run_through<gathered, scattered>(group, x, out);
 }
 
 // The own rows of the sum over the ranks.
 FB_API int fb_scatter_rows(Group* group, const Tensor* x, Tensor** out) {
-  return go<scattered, gathered>(group, x, out);
+  return run_through<scattered, gathered>(group, x, out);
 }

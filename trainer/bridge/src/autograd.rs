@@ -13,12 +13,12 @@ use crate::ffi::{
 };
 use crate::{Error, Result};
 
-/// Adds to the gradient of every leaf below `roots` what follows from the gradients of `roots`.
-/// Each gradient has its root's shape and dtype. The graph is freed.
+/// Backpropagates the gradients of `roots`, and adds the result to the gradient of every leaf below
+/// them. Each gradient has its root's shape and dtype. The graph is freed.
 ///
 /// # Errors
-/// [`Error::Lengths`]; [`Error::Collective`] if a collective of the graph lost a rank; or what
-/// libtorch says, such as that a root needs no gradient.
+/// [`Error::Lengths`]; [`Error::Collective`] if a collective of the graph lost a rank; errors of
+/// libtorch, for example if a root needs no gradient.
 pub fn backward<T: AsRef<Tensor>>(roots: &[T], grads: &[T]) -> Result<()> {
     let operation = "run backward";
     if roots.len() != grads.len() {
@@ -30,11 +30,11 @@ pub fn backward<T: AsRef<Tensor>>(roots: &[T], grads: &[T]) -> Result<()> {
     check(operation, code)
 }
 
-/// Takes the gradient from a leaf; `None` if it has none. The next backward then hands its result
-/// over instead of adding it to a buffer of zeros.
+/// Takes the gradient from a leaf; `None` if it has none. The next backward then stores its
+/// result instead of adding it to a buffer of zeros.
 ///
 /// # Errors
-/// What libtorch says.
+/// Errors of libtorch.
 pub fn take_grad(leaf: &Tensor) -> Result<Option<Tensor>> {
     let mut grad = ptr::null_mut();
     // SAFETY: the handle is alive during the call, and `grad` has room for one pointer.
@@ -43,30 +43,30 @@ pub fn take_grad(leaf: &Tensor) -> Result<Option<Tensor>> {
     if grad.is_null() {
         return Ok(None);
     }
-    // SAFETY: the shim made this handle with `new` and gave it up to us.
+    // SAFETY: the shim made this handle with `new` and passed its ownership.
     Ok(Some(unsafe { Tensor::from_ptr(grad) }))
 }
 
-/// Enters a region in which every rank computes a part: `x`, alike on all ranks, as it is. Backward
-/// sums its gradient over the ranks.
+/// Enters a region in which every rank computes a part: returns `x`, the same on all ranks,
+/// unchanged. Backward sums its gradient over the ranks.
 ///
 /// # Errors
-/// What libtorch says.
+/// Errors of libtorch.
 pub fn copy_in(group: &Group, x: &Tensor) -> Result<Tensor> {
     through("enter a parallel region", fb_copy_in, group, x)
 }
 
-/// Leaves such a region: the sum of `x` over the ranks. Its gradient is alike on all ranks, and
-/// passes backward as it is.
+/// Leaves such a region: returns the sum of `x` over the ranks. Its gradient is the same on all
+/// ranks, and passes backward unchanged.
 ///
 /// # Errors
-/// [`Error::Collective`] if a rank is missing, or what libtorch says.
+/// [`Error::Collective`] if a rank is missing; errors of libtorch.
 pub fn reduce_out(group: &Group, x: &Tensor) -> Result<Tensor> {
     through("leave a parallel region", fb_reduce_out, group, x)
 }
 
 /// The rows (the first dimension) of all ranks in their order. Backward sums the gradient of each
-/// row over the ranks, at the rank that it is from.
+/// row over the ranks, on the rank that has the row.
 ///
 /// # Errors
 /// As [`reduce_out`].
@@ -85,10 +85,15 @@ pub fn scatter_rows(group: &Group, x: &Tensor) -> Result<Tensor> {
 
 type Function = unsafe extern "C" fn(*mut RawGroup, *const C_tensor, *mut *mut C_tensor) -> c_int;
 
-fn through(doing: &'static str, function: Function, group: &Group, x: &Tensor) -> Result<Tensor> {
+fn through(
+    operation: &'static str,
+    function: Function,
+    group: &Group,
+    x: &Tensor,
+) -> Result<Tensor> {
     let mut out = ptr::null_mut();
     // SAFETY: one of the four functions of `shim/tensor_parallel.cpp`; group and tensor are alive
     // during the call, and `out` has room for one handle.
     let code = unsafe { function(group.raw(), x.as_ptr(), &raw mut out) };
-    take(doing, code, out)
+    take(operation, code, out)
 }

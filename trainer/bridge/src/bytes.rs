@@ -8,8 +8,9 @@ use crate::{Error, Result};
 /// The elements of a contiguous CPU tensor as bytes, in the machine's order, without a copy.
 ///
 /// # Errors
-/// [`Error::NotLendable`] if the tensor lies elsewhere, is not contiguous, or shares its memory
-/// with another handle, view or graph, through which it could change while the bytes are lent.
+/// [`Error::NotLendable`] if the tensor is not in CPU memory, is not contiguous, or shares its
+/// memory with another handle, view or graph, through which it could change while the bytes are
+/// lent.
 pub fn bytes(tensor: &Tensor) -> Result<&[u8]> {
     let len = lendable_bytes(tensor)?;
     if len == 0 {
@@ -33,7 +34,7 @@ pub fn bytes_mut(tensor: &mut Tensor) -> Result<&mut [u8]> {
     Ok(unsafe { slice::from_raw_parts_mut(tensor.data_ptr().cast::<u8>(), len) })
 }
 
-/// Whether no other handle, view or graph refers to the memory of a tensor, wherever it lies.
+/// Whether no other handle, view or graph refers to the memory of a tensor, on any device.
 #[must_use]
 pub fn is_alone(tensor: &Tensor) -> bool {
     // SAFETY: the handle is alive during the call, which looks whether it is defined.

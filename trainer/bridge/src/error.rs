@@ -16,12 +16,12 @@ pub enum Error {
     },
     /// Lists that belong together have different lengths.
     Lengths {
-        /// What we were doing.
+        /// What failed, as a verb.
         operation: &'static str,
-        /// How long each was.
+        /// The length of each.
         found: Vec<usize>,
     },
-    /// An operation of several ranks did not come to its end.
+    /// An operation of several ranks did not complete.
     Collective {
         /// The operation.
         op: &'static str,
@@ -29,51 +29,51 @@ pub enum Error {
         group: String,
         /// The group's ranks in the world.
         ranks: Vec<usize>,
-        /// Who is missing, and what c10d said.
+        /// The missing ranks, and the error of c10d.
         text: String,
     },
-    /// Ranks did not come to a place where they were waited for.
+    /// Ranks did not reach a barrier in time.
     Absent {
-        /// The place.
+        /// What failed, as a verb.
         operation: String,
-        /// Who did not come.
+        /// The missing ranks.
         missing: Vec<usize>,
-        /// How long they were waited for.
+        /// How long this rank waited for them.
         after: Duration,
     },
-    /// A rank said that it cannot go on.
+    /// A rank reported that it has failed.
     Peer {
-        /// Where it was waited for.
+        /// What failed, as a verb.
         operation: String,
-        /// Which rank, and why.
+        /// The rank, and its reason.
         text: String,
     },
     /// The store does not answer, or has no such key.
     Store {
-        /// What we were doing.
+        /// What failed, as a verb.
         operation: String,
-        /// What came.
+        /// The error.
         text: String,
     },
-    /// The store cannot be kept here.
+    /// The store cannot be hosted here.
     Serve {
         /// Its host and port.
         address: String,
-        /// What the system said.
+        /// The error of the system.
         text: String,
     },
     /// The memory of a tensor cannot be lent.
     NotLendable {
-        /// What is in the way.
+        /// Why not.
         reason: &'static str,
     },
 }
 
-/// `std`'s, with our [`Error`].
+/// `std`'s result, with this [`Error`].
 pub type Result<T> = std::result::Result<T, Error>;
 
 impl Error {
-    /// Whether other ranks, or the way to them, are the reason, and nothing of this one.
+    /// Whether the cause is another rank or the connection to it, and not this rank.
     #[must_use]
     pub fn is_peer_lost(&self) -> bool {
         matches!(

@@ -1,4 +1,4 @@
-//! The C interface of `shim/`, and its way of saying no.
+//! The C interface of `shim/`, and its errors.
 
 use std::ffi::{CStr, c_char, c_int};
 
@@ -193,9 +193,9 @@ pub(crate) fn check(operation: &'static str, code: c_int) -> Result<()> {
     match code {
         0 => Ok(()),
         2 => {
-            // SAFETY: takes nothing, and is always there to be asked.
+            // SAFETY: it takes no argument and may be called at any time.
             let lost = unsafe { fb_last_lost() };
-            // SAFETY: it is memory of this thread that nobody else writes.
+            // SAFETY: it is memory of this thread that no other thread writes.
             let lost = unsafe { *lost };
             Err(dist::explain(&lost, &last_error()))
         }
@@ -203,9 +203,9 @@ pub(crate) fn check(operation: &'static str, code: c_int) -> Result<()> {
     }
 }
 
-/// What the last call of this thread that failed said.
+/// The error of the last call of this thread that failed.
 pub(crate) fn last_error() -> String {
-    // SAFETY: takes nothing, and is always there to be asked.
+    // SAFETY: it takes no argument and may be called at any time.
     let text = unsafe { fb_last_error() };
     // SAFETY: it is a string of this thread, ended by NUL, that stays until the next failure.
     let text = unsafe { CStr::from_ptr(text) };
@@ -218,8 +218,8 @@ pub(crate) fn pointers<T: AsRef<Tensor>>(tensors: &[T]) -> Vec<*const C_tensor> 
 }
 
 /// The tensor that a call returned.
-pub(crate) fn take(doing: &'static str, code: c_int, handle: *mut C_tensor) -> Result<Tensor> {
-    check(doing, code)?;
-    // SAFETY: the call succeeded, so the shim made this handle with `new` and gave it up to us.
+pub(crate) fn take(operation: &'static str, code: c_int, handle: *mut C_tensor) -> Result<Tensor> {
+    check(operation, code)?;
+    // SAFETY: the call succeeded, so the shim made this handle with `new` and passed its ownership.
     Ok(unsafe { Tensor::from_ptr(handle) })
 }

@@ -35,7 +35,7 @@ pub struct Moments<'a> {
 /// tensors have one dtype.
 ///
 /// # Errors
-/// [`Error::Lengths`], or what libtorch says, such as shapes or dtypes that differ.
+/// [`Error::Lengths`], or errors of libtorch, for example if shapes or dtypes differ.
 pub fn fused_adamw(
     params: &mut [Tensor],
     grads: &mut [Tensor],
@@ -78,7 +78,7 @@ pub fn fused_adamw(
 /// The Euclidean norm of each tensor, summed in f64: one tensor of as many f64.
 ///
 /// # Errors
-/// What libtorch says, such as that the list is empty.
+/// Errors of libtorch, for example if the list is empty.
 pub fn norms<T: AsRef<Tensor>>(tensors: &[T]) -> Result<Tensor> {
     let list = pointers(tensors);
     let mut out = std::ptr::null_mut();

@@ -24,11 +24,11 @@ pub fn has_amx() -> bool {
     fb_has_amx() != 0
 }
 
-/// From here on every operation gives the same bits for the same input, or is an error if libtorch
-/// has no such kernel. On the CPU that holds for one number of threads.
+/// Makes every later operation return the same bits for the same input, or an error if libtorch has
+/// no such kernel. On the CPU that holds for one number of threads.
 ///
 /// # Errors
-/// What libtorch says.
+/// Errors of libtorch.
 pub fn set_deterministic() -> Result<()> {
     check("enable deterministic kernels", fb_set_deterministic())
 }
@@ -39,26 +39,26 @@ pub fn is_deterministic() -> bool {
     fb_is_deterministic() != 0
 }
 
-/// Makes a GPU the current one of this thread, on which barriers of its ranks meet.
+/// Makes a GPU the current one of this thread, which the barriers of its groups use.
 ///
 /// # Errors
-/// What libtorch says, such as that there is no such GPU.
+/// Errors of libtorch, for example if there is no such GPU.
 pub fn use_gpu(index: usize) -> Result<()> {
     check("select a GPU", fb_use_gpu(i32::try_from(index).unwrap_or(i32::MAX)))
 }
 
-/// Tells glibc to keep what is freed for the next step, rather than give it back to the system and
-/// have it zeroed again: about a tenth more resident memory, and up to a sixth more tokens per
-/// second. To be called before the first big allocation. False if glibc does not listen.
+/// Makes glibc keep freed memory for the next step, rather than return it to the system and have it
+/// zeroed again: about a tenth more resident memory, and up to a sixth more tokens per
+/// second. To be called before the first big allocation. False if glibc refuses.
 #[must_use]
 pub fn keep_freed_memory() -> bool {
     fb_keep_freed_memory() != 0
 }
 
-/// The state of libtorch's random numbers on a device. [`set_rng_state`] goes back to it.
+/// The state of libtorch's random numbers on a device. [`set_rng_state`] restores it.
 ///
 /// # Errors
-/// What libtorch says, such as that there is no such device.
+/// Errors of libtorch, for example if there is no such device.
 pub fn rng_state(device: Device) -> Result<Vec<u8>> {
     let operation = "read the random state";
     let mut out = ptr::null_mut();
@@ -69,10 +69,10 @@ pub fn rng_state(device: Device) -> Result<Vec<u8>> {
         .map_err(|error: tch::TchError| Error::Torch { operation, text: error.to_string() })
 }
 
-/// Goes back to a state that [`rng_state`] gave.
+/// Restores a state of [`rng_state`].
 ///
 /// # Errors
-/// What libtorch says of bytes that are no state.
+/// Errors of libtorch, for example if the bytes are no state.
 pub fn set_rng_state(device: Device, state: &[u8]) -> Result<()> {
     let state = Tensor::from_slice(state);
     // SAFETY: the handle is alive during the call.
@@ -87,15 +87,15 @@ fn generator(device: Device) -> i32 {
     }
 }
 
-/// Sends a signal to a process, or with signal 0 asks whether there is one. False if that cannot be
-/// done, most likely because it has ended.
+/// Sends a signal to a process, or with signal 0 checks whether there is one. False if that cannot
+/// be done, most likely because it has ended.
 #[must_use]
 pub fn signal(process: u32, signal: i32) -> bool {
     // A number over this would be a group of processes.
     i32::try_from(process).is_ok_and(|process| process > 0 && fb_signal(process, signal) == 0)
 }
 
-/// From here on this process gets SIGTERM when the one that started it ends. False if the system
+/// Makes this process receive SIGTERM when the process that started it ends. False if the system
 /// cannot do that.
 #[must_use]
 pub fn end_with_parent() -> bool {

@@ -1,7 +1,7 @@
-// GPUs that are none, for tests on machines without one. Their memory is the host's and what they
-// compute the kernels of the CPU do. But their tensors say that they are CUDA's: one of the host
-// among them is an error, as it is on a GPU, and whoever asks for the device goes the way of GPUs,
-// backward on a thread for each of them too.
+// Simulated GPUs, for tests on machines without one. Their memory is the host's, and the kernels of
+// the CPU compute. But the device of their tensors is CUDA: a tensor of the host among them is an
+// error, as it is on a GPU, and code that checks the device takes the path for GPUs, including
+// backward passes on a thread for each GPU.
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/SDPBackend.h>
@@ -128,7 +128,7 @@ class Call {
   }
 
  private:
-  // A GPU takes single numbers of the host, but in lists.
+  // A GPU takes scalars of the host, except in lists.
   Tensor to_host(const Tensor& tensor, bool in_list) {
     if (!tensor.defined()) {
       return tensor;
@@ -196,7 +196,7 @@ class Call {
     return value;
   }
 
-  // With the generator of the GPU in the place of the host's.
+  // With the generator of the GPU instead of the host's.
   void draw(torch::jit::Stack& stack) {
     static std::mutex one_at_a_time;
     const std::lock_guard<std::mutex> lock(one_at_a_time);
@@ -216,7 +216,7 @@ void compute(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   Call(op).go(*stack);
 }
 
-// The only one that takes tensors of both.
+// The only operation that takes tensors of both.
 Tensor& copy(Tensor& self, const Tensor& from, bool) {
   const auto host = [](const Tensor& tensor) {
     return tensor.is_cuda() ? seen_from(tensor, c10::kCPU) : tensor;
@@ -225,7 +225,7 @@ Tensor& copy(Tensor& self, const Tensor& from, bool) {
   return self;
 }
 
-// Of numbers in 16 bits in f32, for which the CPU has no kernel.
+// Computes 16-bit tensors in f32, for which the CPU has no kernel.
 Tensor log_softmax(const Tensor& x, int64_t dim, bool to_float) {
   const Tensor host = seen_from(x, c10::kCPU);
   return seen_from(
@@ -238,7 +238,7 @@ int64_t choose_attention(
   return static_cast<int64_t>(at::SDPBackend::math);
 }
 
-// A group of such GPUs.
+// A group of simulated GPUs.
 class OfGpus final : public c10d::Backend {
  public:
   OfGpus(c10::intrusive_ptr<c10d::Backend> gloo, int rank, int size)
@@ -298,11 +298,11 @@ FB_API int fb_fake_gpus() {
     static torch::Library aten(kind, "aten", c10::DispatchKey::CUDA, __FILE__, __LINE__);
     aten.impl("copy_", copy);
     aten.impl("_log_softmax", log_softmax);
-    // It would else be made of smaller operations, with other bits.
+    // Otherwise it would be composed of smaller operations, with other bits.
     aten.impl("native_layer_norm", torch::CppFunction::makeFromBoxedFunction<&compute>());
     feedline::make_of_gpus = make;
   });
 }
 
-// From here on they never come to an end, or do again.
+// Sets whether their events never complete.
 FB_API void fb_fake_gpus_hang(int hang) { hangs = hang != 0; }

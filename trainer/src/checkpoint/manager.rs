@@ -1,8 +1,8 @@
-//! Checkpoints behind the run: when they are begun, what follows a commit, and what is done with
-//! the time that is left when the run is told to end.
+//! The saves of a run: when they start, what follows a commit, and how the remaining time is used
+//! when the run is asked to end.
 //!
-//! A save that fails ends nothing: it is told when it happens, and counted. What was committed
-//! before stays, and the next save tries again.
+//! A failed save does not end the run: it is logged and counted. Earlier commits stay, and the next
+//! save tries again.
 
 use std::num::NonZeroU64;
 use std::process::Command;
@@ -24,24 +24,24 @@ use crate::config::{BatchConfig, Config, Offload};
 use crate::step::Trainer;
 use crate::step::offloaded_state::OffloadedState;
 
-/// The bytes of a rank at a tenth of the rate of a slow store, and a minute: when a save of several
-/// ranks is given up for lost.
+/// A tenth of the rate of a slow store. A joint save times out after a minute and the time that the
+/// bytes of the rank take at this rate.
 const SLOW_BYTES_PER_S: u64 = 10 << 20;
 
-/// At the end of a run: between two looks at a drain that is not done.
-const DRAIN_LOOK: Duration = Duration::from_secs(10);
+/// At the end of a run: the time between two checks of an unfinished drain.
+const DRAIN_POLL: Duration = Duration::from_secs(10);
 
-/// How long a save of which a writer is gone may still find that it was whole.
-const LAST_LOOK: Duration = Duration::from_secs(2);
+/// How long a save that lost a writer may take to find that it was complete.
+const LAST_CHECK: Duration = Duration::from_secs(2);
 
-/// What saves a run.
+/// Saves the state of a run.
 #[derive(Debug)]
 pub(crate) struct CheckpointManager {
-    way: SaveMode,
+    mode: SaveMode,
     steps: Arc<Checkpoints>,
     parts: JointSaveParts,
     after: Arc<PostCommit>,
-    /// Tells the tries of this process from those of others.
+    /// Distinguishes the tries of this process from those of others.
     token: String,
     tries: u64,
     failures: u64,
@@ -51,11 +51,11 @@ pub(crate) struct CheckpointManager {
 
 #[derive(Debug)]
 enum SaveMode {
-    /// The state is copied, and written while the run goes on.
-    Behind(AsyncSaver),
-    /// It is written from where it lies, and the run waits.
-    Waiting,
-    /// The store does not answer, and nothing is saved any more.
+    /// The state is copied, and written while the run continues.
+    Background(AsyncSaver),
+    /// The state is written from its own memory, and the run waits.
+    Blocking,
+    /// The store does not answer; later saves fail at once.
     Stuck,
 }
 
@@ -66,15 +66,15 @@ struct PostCommit {
     keep: Retention,
     drain: Option<(Drain, DrainTask)>,
     rank: usize,
-    /// Samples before a checkpoint need not be kept near.
+    /// The local cache, which may drop samples before a checkpoint.
     local: Option<Arc<LazyCache>>,
     batch: BatchConfig,
-    /// The last that was committed; 0 before the first.
+    /// The last committed step; 0 before the first.
     step: AtomicU64,
 }
 
 impl CheckpointManager {
-    /// Begins nothing yet but copying to the second store, if the run has one.
+    /// Starts nothing yet except copying to the second store, if the run has one.
     pub(crate) fn new(
         config: &Config,
         steps: Arc<Checkpoints>,
@@ -86,9 +86,9 @@ impl CheckpointManager {
     ) -> Result<Self> {
         let after = PostCommit::new(config, Arc::clone(&steps), parts.rank(), start.step, local)?;
         let after = Arc::new(after);
-        // What is on a disk is saved by links, for which the run can wait.
+        // State on a disk is saved by links, for which the run can wait.
         let is_on_disk = matches!(config.optim.offload, Offload::Nvme(_));
-        let way = if config.checkpoint.background && !is_on_disk {
+        let mode = if config.checkpoint.background && !is_on_disk {
             let options = AsyncSaveOptions::default();
             let steps = Arc::clone(&steps);
             let background = match agent.filter(|_| config.checkpoint.agent) {
@@ -103,12 +103,12 @@ impl CheckpointManager {
             };
             let follow = Arc::clone(&after);
             background.after_commit(move |report, _| follow.committed(report));
-            SaveMode::Behind(background)
+            SaveMode::Background(background)
         } else {
-            SaveMode::Waiting
+            SaveMode::Blocking
         };
         Ok(CheckpointManager {
-            way,
+            mode,
             steps,
             parts,
             after,
@@ -119,20 +119,20 @@ impl CheckpointManager {
         })
     }
 
-    /// Saves that failed so far, as far as that is known.
+    /// Saves that are known to have failed so far.
     pub(crate) fn failures(&self) -> u64 {
         self.failures
     }
 
-    /// The step to which the run would go back now; 0 for its start.
+    /// The step from which the run would resume now; 0 for its start.
     pub(crate) fn step(&self) -> u64 {
         self.after.step.load(Ordering::Relaxed)
     }
 
-    /// Begins a save. The trainer may go on when this returns.
+    /// Starts a save. The trainer may continue when this returns.
     ///
     /// # Errors
-    /// [`crate::Error::Bridge`] if a graph still holds a weight. A save that fails is told and
+    /// [`crate::Error::Bridge`] if a graph still holds a weight. A failed save is logged and
     /// counted.
     pub(crate) fn save(
         &mut self,
@@ -149,26 +149,26 @@ impl CheckpointManager {
             JointSaveOptions { token: &token, writer, deadline: Duration::from_secs(seconds) };
         let (step, meta) = (progress.step, state::meta(trainer, progress, data));
         let text = config.resolved().to_toml();
-        // Names of blobs are of the whole step.
+        // A blob is unique in its step, so one rank writes it.
         let blobs = [Blob { name: state::CONFIG, bytes: text.as_bytes() }];
         let blobs = if writer == 0 { &blobs[..] } else { &[] };
         self.failure = None;
         let mut copies = Vec::new();
         let outcome =
-            match (&self.way, trainer.offloaded.as_mut().and_then(OffloadedState::on_disk)) {
+            match (&self.mode, trainer.offloaded.as_mut().and_then(OffloadedState::on_disk)) {
                 (SaveMode::Stuck, _) => Err(ckpt::Error::Cancelled),
                 (_, Some(state)) => {
                     let together = (plan.writers() > 1).then_some(&together);
                     let saved = self.steps.save_offloaded(step, state, blobs, meta, together);
                     saved.map(|(report, _)| self.saved(&report))
                 }
-                (SaveMode::Behind(background), None) => {
+                (SaveMode::Background(background), None) => {
                     let held = self.parts.held(trainer, &mut copies)?;
-                    let begun = background.save_part(step, &plan, &held, blobs, meta, &together);
-                    // Why was told when it happened.
-                    begun.map(|begun| self.failures += u64::from(begun.failed.is_some()))
+                    let started = background.save_part(step, &plan, &held, blobs, meta, &together);
+                    // The saver logged the reason when it failed.
+                    started.map(|start| self.failures += u64::from(start.failed.is_some()))
                 }
-                (SaveMode::Waiting, None) => {
+                (SaveMode::Blocking, None) => {
                     let held = self.parts.held(trainer, &mut copies)?;
                     let saved = match plan.writers() {
                         1 => self.steps.save_plan(step, &plan, &[held], blobs, meta),
@@ -185,7 +185,7 @@ impl CheckpointManager {
         Ok(())
     }
 
-    /// What follows a save that the run has waited for.
+    /// Does what follows a save that the run has waited for.
     fn saved(&self, report: &SaveReport) {
         if self.parts.rank() == 0 {
             log::info!("{report}");
@@ -193,12 +193,12 @@ impl CheckpointManager {
         self.after.committed(report);
     }
 
-    /// Waits until the last save is over, and what was committed is in the second store.
+    /// Waits until the last save has ended, and all commits are in the second store.
     ///
     /// # Errors
-    /// What went wrong with the last save.
+    /// The error of the last save.
     pub(crate) fn finish(&mut self) -> Result<()> {
-        if let SaveMode::Behind(background) = &self.way {
+        if let SaveMode::Background(background) = &self.mode {
             background.wait().inspect_err(|_| self.failures += 1)?;
         }
         if let Some(error) = self.failure.take() {
@@ -206,7 +206,7 @@ impl CheckpointManager {
         }
         let Some((_, draining)) = &self.after.drain else { return Ok(()) };
         loop {
-            let status = draining.wait_idle(DRAIN_LOOK);
+            let status = draining.wait_idle(DRAIN_POLL);
             if let Some(failure) = status.failure {
                 self.failures += 1;
                 log::error!("drain: copy to the second store failed: {failure}");
@@ -219,25 +219,25 @@ impl CheckpointManager {
         }
     }
 
-    /// Ends what is under way after a rank was lost: it can commit only if that rank's share is
-    /// there already, and would otherwise wait for it.
+    /// Ends the save in flight after a rank was lost: it can commit only if that rank's share is
+    /// stored already, and would otherwise wait for it.
     pub(crate) fn give_up(&mut self) {
-        if let Err(error) = self.finish_until(Some(Instant::now() + LAST_LOOK)) {
+        if let Err(error) = self.finish_until(Some(Instant::now() + LAST_CHECK)) {
             log::warn!("checkpoint: {}", storage::one_line(&error));
         }
     }
 
-    /// For a run that is told to end: gives the save in flight, if there is one, the time until
-    /// then. Says whether there is time for another.
+    /// For a run that is asked to end: waits for the save in flight, if there is one, at most
+    /// until `until`. Returns whether there is time for another.
     ///
     /// # Errors
-    /// What went wrong with it.
+    /// The error of that save.
     pub(crate) fn finish_until(&mut self, until: Option<Instant>) -> Result<bool> {
         if let Some(error) = self.failure.take() {
             return Err(error.into());
         }
-        let SaveMode::Behind(background) = &self.way else {
-            return Ok(!matches!(self.way, SaveMode::Stuck));
+        let SaveMode::Background(background) = &self.mode else {
+            return Ok(!matches!(self.mode, SaveMode::Stuck));
         };
         let left = |until: Instant| until.saturating_duration_since(Instant::now());
         let finish = background.finish_within(until.map_or(Duration::MAX, left));
@@ -255,8 +255,8 @@ impl CheckpointManager {
             }
             Finish::Stuck { .. } => {
                 log::error!("checkpoint: {text}");
-                // Its end would wait for the store. What it has begun the next start sweeps.
-                std::mem::forget(std::mem::replace(&mut self.way, SaveMode::Stuck));
+                // Dropping it would wait for the store. The next start sweeps its orphans.
+                std::mem::forget(std::mem::replace(&mut self.mode, SaveMode::Stuck));
             }
         }
         Ok(false)
@@ -275,8 +275,8 @@ impl PostCommit {
         let keep = Retention {
             keep_last: usize::try_from(config.keep.last).unwrap_or(usize::MAX),
             keep_every: config.keep.every.and_then(NonZeroU64::new),
-            // Each save was summed as it was written, and a drain reads it again; to read all of it
-            // here would take the store from the run.
+            // Each save was checksummed as it was written, and a drain reads it again; reading all
+            // of it here would take bandwidth of the store from the run.
             check: Check::Lengths,
         };
         let drain = match config.drain_to.as_deref().filter(|_| rank == 0) {
@@ -291,7 +291,7 @@ impl PostCommit {
         Ok(PostCommit { steps, keep, drain, rank, local, batch, step: AtomicU64::new(start) })
     }
 
-    /// By the thread that saves. The first rank looks after the steps of all.
+    /// Called by the thread that saves. The first rank applies the retention for all.
     fn committed(&self, report: &SaveReport) {
         self.step.store(report.step, Ordering::Relaxed);
         if let Some(local) = &self.local {

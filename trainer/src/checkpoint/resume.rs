@@ -16,35 +16,35 @@ use crate::launch::rank_group::{self, RankGroup};
 use crate::step::Trainer;
 use crate::{Error, Result};
 
-/// After a run that an agent saved for: what it had copied when it died may still be written.
+/// How long the agent of a killed run may still write what the run had copied.
 const AGENT_MAX: Duration = Duration::from_secs(300);
 
 /// The folder of a run's checkpoints.
 pub(crate) struct CheckpointFolder {
     store: Arc<dyn Storage>,
     pub(crate) checkpoints: Arc<Checkpoints>,
-    /// Where they are copied to.
-    far: Option<Checkpoints>,
+    /// The second store, to which steps are copied.
+    second: Option<Checkpoints>,
 }
 
-/// Of what a run is that is to begin.
+/// The inputs of a start.
 #[derive(Clone, Copy)]
 pub(crate) struct Start<'a> {
     pub(crate) config: &'a Config,
     pub(crate) parts: &'a JointSaveParts,
     /// The fingerprint of the corpus.
     pub(crate) data: &'a Value,
-    /// The first rank's.
+    /// On the first rank.
     pub(crate) lease: Option<&'a Lease>,
 }
 
-/// Where a run begins, as the first rank found.
+/// Where a run starts, as the first rank decided.
 #[derive(Debug, Serialize, Deserialize)]
 enum ResumePoint {
     Anew,
-    /// With the first of these steps that is good; `true` for those of the first store.
+    /// From the first of these steps that is intact; `true` for those in the first store.
     Newest(Vec<(u64, bool)>),
-    /// With these parts of the checkpoint that the config names.
+    /// From these parts of the checkpoint that the config names.
     Given(Vec<Part>),
 }
 
@@ -52,18 +52,18 @@ impl CheckpointFolder {
     pub(crate) fn open(config: &Config) -> Result<Self> {
         let store = storage::open_url(&config.checkpoint_dir())?;
         let checkpoints = Arc::new(Checkpoints::open(Arc::clone(&store), Key::root()));
-        let far = config.checkpoint.drain_to.as_deref().map(storage::open_url).transpose()?;
-        let far = far.map(|store| Checkpoints::open(store, Key::root()));
-        Ok(CheckpointFolder { store, checkpoints, far })
+        let second = config.checkpoint.drain_to.as_deref().map(storage::open_url).transpose()?;
+        let second = second.map(|store| Checkpoints::open(store, Key::root()));
+        Ok(CheckpointFolder { store, checkpoints, second })
     }
 
-    /// Keeps other runs out, and removes what a killed one has left.
+    /// Takes the lease, and removes the orphans of a killed run.
     pub(crate) fn claim(&self, config: &Config) -> Result<Lease> {
-        let begun = Instant::now();
+        let started = Instant::now();
         let lease = loop {
             match self.checkpoints.lock() {
                 Err(error @ ckpt::Error::Held { .. })
-                    if config.checkpoint.agent && begun.elapsed() < AGENT_MAX =>
+                    if config.checkpoint.agent && started.elapsed() < AGENT_MAX =>
                 {
                     log::info!("checkpoint: waiting for a save of the previous run: {error}");
                     std::thread::sleep(Duration::from_secs(1));
@@ -75,46 +75,48 @@ impl CheckpointFolder {
         Ok(lease)
     }
 
-    /// Fills the trainer as `checkpoint.load` says, and gives how far the run has come. The first
-    /// rank looks for what there is: file systems show a new folder to some sooner than to others.
+    /// Fills the trainer as `checkpoint.load` says, and returns the progress of the run. Only the
+    /// first rank lists the steps: some nodes see a new folder later than others.
     pub(crate) fn start(
         &self,
         start: &Start<'_>,
-        crew: &RankGroup,
+        group: &RankGroup,
         trainer: &mut Trainer,
     ) -> Result<TrainingProgress> {
-        let (_, told) = crew.told("begin", || {
-            let begin = self.choose(start.config)?;
-            Ok(((), serde_json::to_string(&begin).expect("numbers and words have a JSON form")))
+        let (_, json) = group.broadcast("begin", || {
+            let chosen = self.choose(start.config)?;
+            Ok(((), serde_json::to_string(&chosen).expect("numbers and words have a JSON form")))
         })?;
-        let begin: ResumePoint = serde_json::from_str(&told).map_err(|error| {
+        let chosen: ResumePoint = serde_json::from_str(&json).map_err(|error| {
             Error::Mismatch(Incompatible::new(
                 "cannot read the resume point from rank 0",
                 error.to_string(),
                 "start all ranks with the same version of this program",
             ))
         })?;
-        match (begin, &start.config.checkpoint.load) {
-            (ResumePoint::Newest(steps), _) => self.newest_good(start, crew, trainer, &steps),
+        match (chosen, &start.config.checkpoint.load) {
+            (ResumePoint::Newest(steps), _) => self.newest_good(start, group, trainer, &steps),
             (ResumePoint::Given(wanted), LoadFrom::Path(folder)) => {
                 let checkpoint = state::open_folder(folder);
                 let loaded =
-                    checkpoint.and_then(|it| Ok((load(&it, start, crew, trainer, &wanted)?, it)));
+                    checkpoint.and_then(|it| Ok((load(&it, start, group, trainer, &wanted)?, it)));
                 let (progress, checkpoint) =
-                    agreed(loaded, trainer)?.map_err(|own| own.unwrap_or_else(elsewhere))?;
+                    agreed(loaded, trainer)?.map_err(|own| own.unwrap_or_else(failed_elsewhere))?;
                 let what = if wanted.contains(&Part::Data) {
                     "resuming from"
                 } else {
                     "starting with the weights of"
                 };
-                tell(crew, || format!("checkpoint: {what} {}", checkpoint.display()));
+                log_on_first(group, || format!("checkpoint: {what} {}", checkpoint.display()));
                 Ok(progress)
             }
-            (ResumePoint::Given(_) | ResumePoint::Anew, _) => anew(start.config, crew, trainer),
+            (ResumePoint::Given(_) | ResumePoint::Anew, _) => {
+                start_from_scratch(start.config, group, trainer)
+            }
         }
     }
 
-    /// Where to begin.
+    /// Decides where to start.
     fn choose(&self, config: &Config) -> Result<ResumePoint> {
         let wanted = &config.checkpoint.load_parts;
         let is_branch = !wanted.contains(&Part::Data);
@@ -125,7 +127,7 @@ impl CheckpointFolder {
         };
         if is_branch && folder.is_some() {
             let own = self.candidates()?;
-            // It has begun already, and goes on with its own.
+            // The run has checkpoints of its own already, and resumes from them.
             return Ok(if own.is_empty() {
                 ResumePoint::Given(wanted.clone())
             } else {
@@ -137,34 +139,36 @@ impl CheckpointFolder {
         Ok(from.map_or(ResumePoint::Anew, |_| ResumePoint::Given(wanted.clone())))
     }
 
-    /// The newest checkpoint whose every byte that is wanted passes its checksum, wherever it is.
-    /// Damaged ones that are newer are set aside, for the run will save those steps again. If there
-    /// are only damaged ones, a person must decide.
+    /// Loads the newest checkpoint of both stores of which every byte read passes its checksum.
+    /// Renames newer corrupt ones, because the run will save those steps again. Fails if all are
+    /// corrupt: a person must decide.
     fn newest_good(
         &self,
         start: &Start<'_>,
-        crew: &RankGroup,
+        group: &RankGroup,
         trainer: &mut Trainer,
         steps: &[(u64, bool)],
     ) -> Result<TrainingProgress> {
         let (mut damaged, mut bad) = (Vec::new(), Vec::new());
-        for &(step, is_near) in steps {
-            let from = if is_near { Some(&*self.checkpoints) } else { self.far.as_ref() };
+        for &(step, is_in_first) in steps {
+            let from = if is_in_first { Some(&*self.checkpoints) } else { self.second.as_ref() };
             let Some(from) = from else { continue };
             let checkpoint = from.open_step(step).map_err(Error::from);
             let loaded =
-                checkpoint.and_then(|it| Ok((load(&it, start, crew, trainer, &Part::ALL)?, it)));
+                checkpoint.and_then(|it| Ok((load(&it, start, group, trainer, &Part::ALL)?, it)));
             match agreed(loaded, trainer)? {
                 Err(own) => {
                     if let Some(error) = own {
                         log::warn!("checkpoint: step {step} is corrupt and skipped: {error}");
                     }
-                    damaged.extend(is_near.then_some(step));
+                    damaged.extend(is_in_first.then_some(step));
                     bad.push(format!("step {step} is corrupt"));
                 }
                 Ok((progress, checkpoint)) => {
-                    tell(crew, || format!("checkpoint: resuming from {}", checkpoint.display()));
-                    if crew.is_first() {
+                    log_on_first(group, || {
+                        format!("checkpoint: resuming from {}", checkpoint.display())
+                    });
+                    if group.is_first() {
                         self.set_aside(&damaged, start.lease)?;
                     }
                     return Ok(progress);
@@ -175,7 +179,7 @@ impl CheckpointFolder {
         let named = names.filter(|name| name.starts_with("step-"));
         bad.extend(named.map(|name| format!("{name} is corrupt")));
         if bad.is_empty() {
-            return anew(start.config, crew, trainer);
+            return start_from_scratch(start.config, group, trainer);
         }
         Err(Error::Mismatch(Incompatible {
             operation: format!("cannot load a step of {}", start.config.checkpoint_dir()),
@@ -184,13 +188,13 @@ impl CheckpointFolder {
         }))
     }
 
-    /// The complete steps, and whether they are in the first store; the newest first, and of those
-    /// that are in both the near one.
+    /// The complete steps, each with whether it is in the first store; the newest first, and of
+    /// those in both stores that of the first store before the other.
     fn candidates(&self) -> Result<Vec<(u64, bool)>> {
-        let near = self.checkpoints.steps()?.into_iter();
-        let mut all: Vec<_> = near.map(|step| (step, true)).collect();
-        if let Some(far) = &self.far {
-            all.extend(far.steps()?.into_iter().map(|step| (step, false)));
+        let first = self.checkpoints.steps()?.into_iter();
+        let mut all: Vec<_> = first.map(|step| (step, true)).collect();
+        if let Some(second) = &self.second {
+            all.extend(second.steps()?.into_iter().map(|step| (step, false)));
         }
         all.sort_unstable_by_key(|&one| Reverse(one));
         Ok(all)
@@ -205,7 +209,7 @@ impl CheckpointFolder {
             confirm()?;
             let name = Key::new(name)?;
             self.store.publish(&name, &aside)?;
-            // It may have been a successor's.
+            // It may have been a step of the next holder of the lease.
             confirm().or_else(|lost| {
                 self.store.publish(&aside, &name).map_err(Error::from).and(Err(lost.into()))
             })?;
@@ -227,23 +231,23 @@ impl CheckpointFolder {
     }
 }
 
-/// Fills one rank's part.
+/// Fills this rank's part.
 fn load(
     checkpoint: &Checkpoint,
     start: &Start<'_>,
-    crew: &RankGroup,
+    group: &RankGroup,
     trainer: &mut Trainer,
     wanted: &[Part],
 ) -> Result<TrainingProgress> {
-    // What it says is the same for all ranks.
-    if wanted.contains(&Part::Data) && crew.is_first() {
+    // Its result is the same on all ranks.
+    if wanted.contains(&Part::Data) && group.is_first() {
         state::check_same_run(checkpoint, start.config, start.data)?;
     }
     state::load(checkpoint, start.parts, trainer, wanted)
 }
 
-/// Brings together what loading came to on all ranks: done on all of them, or the step is damaged
-/// for one of them, which has seen the error, or something else is wrong.
+/// Combines the results of loading on all ranks: loaded on all of them, or corrupt on one of them,
+/// which has the error, or failed for another reason.
 fn agreed<T>(
     loaded: Result<T>,
     trainer: &mut Trainer,
@@ -253,7 +257,7 @@ fn agreed<T>(
     let [any_damaged, any_failed] = rank_group::any(trainer.comm(), [is_damaged, is_failed])?;
     match loaded {
         Err(error) if is_failed => Err(error),
-        _ if any_failed => Err(elsewhere()),
+        _ if any_failed => Err(failed_elsewhere()),
         Err(error) => Ok(Err(Some(error))),
         Ok(_) if any_damaged => Ok(Err(None)),
         Ok(done) => {
@@ -263,20 +267,26 @@ fn agreed<T>(
     }
 }
 
-fn elsewhere() -> Error {
+fn failed_elsewhere() -> Error {
     let (operation, text) = ("load the checkpoint".to_owned(), "another rank failed".to_owned());
     Error::Bridge(bridge::Error::Peer { operation, text })
 }
 
-fn tell(crew: &RankGroup, text: impl FnOnce() -> String) {
-    if crew.is_first() {
+fn log_on_first(group: &RankGroup, text: impl FnOnce() -> String) {
+    if group.is_first() {
         log::info!("{}", text());
     }
 }
 
-fn anew(config: &Config, crew: &RankGroup, trainer: &mut Trainer) -> Result<TrainingProgress> {
-    tell(crew, || format!("checkpoint: none; starting from scratch, seed {}", config.run.seed));
-    trainer.begin_anew(config.run.seed)?;
+fn start_from_scratch(
+    config: &Config,
+    group: &RankGroup,
+    trainer: &mut Trainer,
+) -> Result<TrainingProgress> {
+    log_on_first(group, || {
+        format!("checkpoint: none; starting from scratch, seed {}", config.run.seed)
+    });
+    trainer.init_weights(config.run.seed)?;
     Ok(TrainingProgress::default())
 }
 

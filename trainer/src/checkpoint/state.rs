@@ -1,7 +1,7 @@
 //! A trainer to a checkpoint and back.
 //!
 //! A checkpoint holds every weight and both its moments in f32, whatever the run computes in: the
-//! bf16 copies follow from the weights. So its `model` files are what Hugging Face opens, a run can
+//! bf16 copies derive from the weights. So its `model` files are what Hugging Face opens, a run can
 //! change its precision, and the rest of the state is one number, the samples consumed. Everything
 //! else is in the resolved config, which is a blob of the checkpoint, and in its `meta`:
 //!
@@ -33,10 +33,10 @@ use crate::{Error, Result};
 /// The blob with the resolved config.
 pub(crate) const CONFIG: &str = "config.toml";
 
-// Tensors are lent to the checkpoint as they lie in memory, and it keeps little-endian numbers.
+// Tensors are passed to the checkpoint as they are in memory, and it stores little-endian numbers.
 const _: () = assert!(cfg!(target_endian = "little"));
 
-/// How far a run has come.
+/// The progress of a run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TrainingProgress {
     /// Steps done.
@@ -45,7 +45,7 @@ pub struct TrainingProgress {
     pub samples: u64,
 }
 
-/// How the ranks of a run save its state, and this one its part.
+/// The save plan of all ranks of a run, and which of them this one is.
 #[derive(Clone, Debug)]
 pub struct JointSaveParts {
     plan: Arc<SavePlan>,
@@ -53,7 +53,7 @@ pub struct JointSaveParts {
 }
 
 impl JointSaveParts {
-    /// Plans who writes what. `checkpoints` says how large files are.
+    /// Plans what each rank writes. `checkpoints` has the limits of file sizes.
     ///
     /// # Errors
     /// [`Error::Ckpt`] if they hold what cannot be saved.
@@ -66,7 +66,7 @@ impl JointSaveParts {
         Ok(JointSaveParts { plan, rank: trainer.comm().rank })
     }
 
-    /// Who writes what.
+    /// What each rank writes.
     #[must_use]
     pub fn plan(&self) -> &Arc<SavePlan> {
         &self.plan
@@ -78,8 +78,8 @@ impl JointSaveParts {
         self.rank
     }
 
-    /// The bytes of this rank's holdings, where they lie in memory: in `copies` those that a GPU
-    /// has, which is empty before.
+    /// The bytes that this rank holds, in place; tensors on a GPU are copied to `copies`, which is
+    /// empty before.
     ///
     /// # Errors
     /// [`Error::Bridge`] if a graph still holds a weight.
@@ -103,28 +103,28 @@ impl JointSaveParts {
         Ok(held)
     }
 
-    /// What this rank wants of a checkpoint, of some groups.
-    fn wants<'a>(
+    /// The regions of some groups that this rank reads from a checkpoint.
+    fn requests<'a>(
         &'a self,
         trainer: &'a mut Trainer,
         groups: &[Group],
     ) -> Result<Vec<RegionRequest<'a>>> {
-        let mut wants = Vec::new();
+        let mut requests = Vec::new();
         for LocalTensorMut { parts, tensor } in trainer.parts_mut() {
             let memory = cut(bridge::bytes_mut(tensor)?, &parts, ITEM_BYTES);
             for (part, into) in parts.iter().zip(memory) {
                 let TensorSpec { name, group, .. } = &self.plan.specs()[part.tensor];
                 if groups.contains(group) {
                     let region = part.region.clone();
-                    wants.push(RegionRequest { name, group: *group, region, into });
+                    requests.push(RegionRequest { name, group: *group, region, into });
                 }
             }
         }
-        Ok(wants)
+        Ok(requests)
     }
 }
 
-/// What a checkpoint has besides tensors. `data` is the corpus's fingerprint.
+/// The metadata of a checkpoint. `data` is the corpus's fingerprint.
 #[must_use]
 pub fn meta(trainer: &Trainer, progress: TrainingProgress, data: &Value) -> Value {
     json!({
@@ -136,13 +136,12 @@ pub fn meta(trainer: &Trainer, progress: TrainingProgress, data: &Value) -> Valu
     })
 }
 
-/// Fills this rank's parts of a state from a checkpoint of any layout: exactly the bytes that it
-/// has are read. The caller has checked their configs ([`check_same_run`]), and calls
+/// Fills this rank's parts of a state from a checkpoint of any layout: it reads only the bytes
+/// of those parts. The caller has checked their configs ([`check_same_run`]), and calls
 /// [`Trainer::loaded`] when all ranks have theirs.
 ///
 /// # Errors
-/// [`Error::Ckpt`], such as that it is of another model; [`Error::Mismatch`] if it does not say how
-/// far it is.
+/// [`Error::Ckpt`], for example if the model differs; [`Error::Mismatch`] if it lacks its progress.
 pub fn load(
     checkpoint: &Checkpoint,
     parts: &JointSaveParts,
@@ -155,7 +154,7 @@ pub fn load(
     checkpoint.check_against(&specs.cloned().collect::<Vec<_>>())?;
     match &mut trainer.offloaded {
         Some(offloaded) => offloaded.load(checkpoint, groups)?,
-        None => _ = checkpoint.read(parts.wants(trainer, groups)?)?,
+        None => _ = checkpoint.read(parts.requests(trainer, groups)?)?,
     }
     if !is_wanted(config::Part::Data) {
         return Ok(TrainingProgress::default());
@@ -225,9 +224,9 @@ pub fn config_of(checkpoint: &Checkpoint) -> Result<Config> {
     Ok(Config::from_toml(&name, &String::from_utf8_lossy(&bytes))?)
 }
 
-/// Refuses a checkpoint of another run, naming every key that differs; warns of what keeps the
-/// resumed run from ending in the bits of an uninterrupted one. `data` is the fingerprint of the
-/// corpus at hand.
+/// Refuses a checkpoint of another run, naming every key that differs; warns of what prevents a
+/// resumed run from being bit-identical to an uninterrupted one. `data` is the fingerprint of the
+/// run's corpus.
 ///
 /// # Errors
 /// [`Error::Mismatch`], or as [`config_of`].

@@ -77,22 +77,22 @@ pub(crate) enum SplitArg {
 }
 
 pub(crate) fn eval(task: &EvalTask) -> Result<ExitCode> {
-    let mut pace = ProgressPrinter::new();
+    let mut printer = ProgressPrinter::new();
     match task {
         EvalTask::Wikitext { file, how, stride } => {
             let (trained, options) = how.open(*stride)?;
             let tokenizer = how.trained.tokenizer(&trained)?;
             let text = read_text(file)?;
-            let tell = &mut pace.tell("tokens");
-            let report = eval::wikitext(&trained, &*tokenizer, &text, options, tell)?;
+            let progress = &mut printer.callback("tokens");
+            let report = eval::wikitext(&trained, &*tokenizer, &text, options, progress)?;
             how.print("wikitext", &trained, &report)
         }
         EvalTask::Lambada { file, how } => {
             let (trained, options) = how.open(None)?;
             let tokenizer = how.trained.tokenizer(&trained)?;
             let lines = read_text(file)?;
-            let tell = &mut pace.tell("passages");
-            let report = eval::lambada(&trained, &*tokenizer, &lines, options, tell)?;
+            let progress = &mut printer.callback("passages");
+            let report = eval::lambada(&trained, &*tokenizer, &lines, options, progress)?;
             how.print("lambada", &trained, &report)
         }
         EvalTask::Corpus { prefix, how, part, split, tokens, stride } => {
@@ -103,8 +103,8 @@ pub(crate) fn eval(task: &EvalTask) -> Result<ExitCode> {
             let which = Split::ALL[*part as usize];
             let split = split.clone().unwrap_or_else(|| config.data.split.0.clone());
             let task = CorpusTask { split, which, tokens_max: *tokens };
-            let tell = &mut pace.tell("tokens");
-            let report = eval::corpus(&trained, &corpus, &task, options, tell)?;
+            let progress = &mut printer.callback("tokens");
+            let report = eval::corpus(&trained, &corpus, &task, options, progress)?;
             how.print("corpus", &trained, &report)
         }
     }
@@ -115,7 +115,7 @@ impl EvalSettings {
         Ok((self.trained.open()?, EvalOptions { batch: usize::from(self.batch), stride }))
     }
 
-    /// The fields of a report, a line each.
+    /// Prints the fields of a report, a line each.
     fn print(&self, task: &str, trained: &Trained, report: &impl Serialize) -> Result<ExitCode> {
         let mut all = serde_json::json!({ "task": task, "step": trained.step() });
         if let (Value::Object(all), Value::Object(report)) =

@@ -61,7 +61,7 @@ pub(crate) struct GenerateArgs {
 pub(crate) fn generate(args: &GenerateArgs) -> Result<ExitCode> {
     let trained = args.trained.open()?;
     let tokenizer = args.trained.tokenizer(&trained)?;
-    // What the run recorded; one that was imported has nothing.
+    // As the run recorded them; an imported checkpoint has none.
     let config = trained.config();
     let id = |id: Option<u64>| id.and_then(|id| u32::try_from(id).ok());
     let eos =
@@ -95,12 +95,12 @@ struct Writer<'a> {
     tokenizer: &'a dyn Tokenizer,
     options: GenerateOptions,
     json: bool,
-    /// Written for so far.
+    /// Prompts written so far.
     prompts: u64,
 }
 
 impl Writer<'_> {
-    /// Prints the prompt and what follows. A single text is printed as it comes.
+    /// Prints the prompt and the generated text. A single text is printed token by token.
     fn write(&mut self, prompt: &str) -> Result<()> {
         let mut ids = Vec::new();
         self.tokenizer.encode(prompt, &mut ids);

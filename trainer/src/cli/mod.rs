@@ -53,30 +53,30 @@ impl TrainedArgs {
     }
 }
 
-/// Says now and then on standard error how far something has come.
+/// Prints progress on standard error every 10 s.
 struct ProgressPrinter {
-    begun: Instant,
+    started: Instant,
     printed: Instant,
 }
 
 impl ProgressPrinter {
     fn new() -> Self {
-        ProgressPrinter { begun: Instant::now(), printed: Instant::now() }
+        ProgressPrinter { started: Instant::now(), printed: Instant::now() }
     }
 
-    fn tell(&mut self, what: &'static str) -> impl FnMut(u64, u64) -> trainer::Result<()> {
+    fn callback(&mut self, unit: &'static str) -> impl FnMut(u64, u64) -> trainer::Result<()> {
         move |done, total| {
             if self.printed.elapsed() >= Duration::from_secs(10) {
                 self.printed = Instant::now();
-                let seconds = self.begun.elapsed().as_secs();
-                _ = writeln!(io::stderr(), "{done} of {total} {what} in {seconds}s");
+                let seconds = self.started.elapsed().as_secs();
+                _ = writeln!(io::stderr(), "{done} of {total} {unit} in {seconds}s");
             }
             Ok(())
         }
     }
 }
 
-/// A whole text file, from wherever it is.
+/// The content of a text file, by its path or URL.
 fn read_text(url: &str) -> Result<String> {
     let (store, key) = storage::locate(url)?;
     let bytes = storage::read_all(store.as_ref(), &key)?;

@@ -30,7 +30,7 @@ pub(crate) fn report(args: &ReportArgs) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Replaces a page, whole or not at all.
+/// Replaces a page atomically.
 pub(super) fn write_page(output: &str, page: &str) -> Result<()> {
     let write = || -> Result<()> {
         if std::fs::metadata(output).is_ok_and(|there| !there.is_file()) {

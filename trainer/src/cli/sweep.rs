@@ -26,7 +26,7 @@ pub(crate) struct SweepArgs {
     steps: u64,
 }
 
-/// Trains at rising rates in a folder of its own, saves nothing, and tells where the loss fell.
+/// Trains at rising rates in a folder of its own, saves nothing, and prints where the loss fell.
 pub(crate) fn sweep(args: &SweepArgs) -> Result<ExitCode> {
     let (from, to, steps) = (args.from, args.to, args.steps);
     ensure!(0.0 < from && from < to, "expected 0 < --from < --to, found {from} and {to}");

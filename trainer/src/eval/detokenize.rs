@@ -1,6 +1,6 @@
 /// WikiText as it was written, before its makers put spaces around punctuation: the rules of
-/// Megatron-LM's `tasks/zeroshot_gpt`, in its order, mistakes included, for a perplexity means
-/// nothing beside others of another text.
+/// Megatron-LM's `tasks/zeroshot_gpt`, in its order, mistakes included, because perplexities
+/// of different texts cannot be compared.
 #[must_use]
 pub fn detokenize_wikitext(text: &str) -> String {
     let mut text = numbered_apostrophes(&text.replace("s '", "s'"));
@@ -37,13 +37,13 @@ pub fn detokenize_wikitext(text: &str) -> String {
     text
 }
 
-/// Megatron meant to close up `' 5`. It wrote slashes into the pattern and brackets into what is
-/// put there: `/' 5/` becomes `/'[0-9]/`.
+/// Megatron meant to close up `' 5`. It wrote slashes into the pattern and brackets into the
+/// replacement: `/' 5/` becomes `/'[0-9]/`.
 fn numbered_apostrophes(text: &str) -> String {
     (0..10).fold(text.to_owned(), |text, digit| text.replace(&format!("/' {digit}/"), "/'[0-9]/"))
 }
 
-/// Takes the white space off inside each pair of brackets or quotes. A pair ends at the first that
+/// Removes the white space inside each pair of brackets or quotes. A pair ends at the first that
 /// closes it, however far away.
 fn tightened(text: &str, open: char, close: char) -> String {
     let mut out = String::with_capacity(text.len());

@@ -10,7 +10,7 @@ use super::{ScoredRow, TokenScore, Windows, detokenize_wikitext, judge, refused}
 use crate::Result;
 use crate::generate::Trained;
 
-/// How the model is asked.
+/// How the model is evaluated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EvalOptions {
     /// Windows in one pass.
@@ -22,7 +22,7 @@ pub struct EvalOptions {
 /// Perplexity of WikiText.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct WikitextReport {
-    /// Words of the text as it came, with the spaces around its punctuation.
+    /// Words of the text of the file, with the spaces around its punctuation.
     pub words: u64,
     /// Tokens that were predicted: all but the first.
     pub tokens: u64,
@@ -40,18 +40,18 @@ pub struct WikitextReport {
     pub perplexity_per_word_adjusted: f64,
 }
 
-/// Judges a WikiText file as Megatron's `--task WIKITEXT103` does. `tell` gets the tokens that are
-/// done, and all of them.
+/// Scores a WikiText file as Megatron's `--task WIKITEXT103` does. Calls `progress` with the number
+/// of tokens done, and of all tokens.
 ///
 /// # Errors
 /// [`crate::Error::Mismatch`] for a text that is too short or a stride that does not fit,
-/// [`crate::Error::Torch`], those of `tell`.
+/// [`crate::Error::Torch`], those of `progress`.
 pub fn wikitext(
     trained: &Trained,
     tokenizer: &dyn Tokenizer,
     text: &str,
     options: EvalOptions,
-    tell: &mut dyn FnMut(u64, u64) -> Result<()>,
+    progress: &mut dyn FnMut(u64, u64) -> Result<()>,
 ) -> Result<WikitextReport> {
     let words = trimmed(text).split(' ').count() as u64;
     let mut ids = Vec::new();
@@ -63,7 +63,7 @@ pub fn wikitext(
     }
     let mut ids = ids.into_iter();
     let mut next = || Ok(ids.next());
-    let sum = windowed(trained, total, options, &mut next, tell)?;
+    let sum = windowed(trained, total, options, &mut next, progress)?;
     let tokens = total - 1;
     let loss_per_token = sum / tokens as f64;
     let token_ratio = tokens as f64 / (words - 1) as f64;
@@ -99,7 +99,7 @@ pub struct CorpusReport {
     pub bits_per_token: f64,
 }
 
-/// What of a corpus is judged.
+/// The part of a corpus that is scored.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CorpusTask {
     /// Shares of training, validation and test, as in a config.
@@ -110,8 +110,8 @@ pub struct CorpusTask {
     pub tokens_max: Option<u64>,
 }
 
-/// Judges a split of a `.bin/.idx` pair: its sequences in the order of the file as one text, which
-/// is never in memory whole.
+/// Scores a split of a `.bin/.idx` pair: its sequences in the order of the file as one text, of
+/// which only a part is in memory.
 ///
 /// # Errors
 /// [`crate::Error::Feed`], and as [`wikitext`].
@@ -120,7 +120,7 @@ pub fn corpus(
     corpus: &IndexedDataset,
     task: &CorpusTask,
     options: EvalOptions,
-    tell: &mut dyn FnMut(u64, u64) -> Result<()>,
+    progress: &mut dyn FnMut(u64, u64) -> Result<()>,
 ) -> Result<CorpusReport> {
     let split = SplitMatrix::parse(&task.split)?;
     let part = split.range(task.which, corpus.sequence_count()).unwrap_or(0..0);
@@ -144,10 +144,10 @@ pub fn corpus(
             read.extend(corpus.read_sequence(sequence)?);
         }
         let token: Option<i64> = read.pop_front();
-        // A token that is no id becomes the largest, which no vocabulary has.
+        // A token that is no id becomes the largest id, which no vocabulary has.
         Ok(token.map(|token| u32::try_from(token).unwrap_or(u32::MAX)))
     };
-    let sum = windowed(trained, total, options, &mut next, tell)?;
+    let sum = windowed(trained, total, options, &mut next, progress)?;
     let loss_per_token = sum / (total - 1) as f64;
     let window_tokens = trained.config().model.seq_len;
     Ok(CorpusReport {
@@ -161,13 +161,13 @@ pub fn corpus(
     })
 }
 
-/// The sum of the losses of a text of `total` tokens, which come from `next`, in nats.
+/// The sum of the losses of a text of `total` tokens, which `next` returns, in nats.
 fn windowed(
     trained: &Trained,
     total: u64,
     options: EvalOptions,
     next: &mut dyn FnMut() -> Result<Option<u32>>,
-    tell: &mut dyn FnMut(u64, u64) -> Result<()>,
+    progress: &mut dyn FnMut(u64, u64) -> Result<()>,
 ) -> Result<f64> {
     let len = trained.config().model.seq_len;
     let stride = options.stride.unwrap_or(len);
@@ -186,16 +186,16 @@ fn windowed(
                 held_from += 1;
             }
             while held_from + (held.len() as u64) < window.end {
-                held.push_back(next()?.expect("as many tokens come as were counted"));
+                held.push_back(next()?.expect("`next` returns `total` tokens"));
             }
             let len = (window.end - window.begin) as usize; // fits: at most a window
             let counts_from = (window.counts_from - window.begin) as usize; // fits: as above
             rows.push(ScoredRow { tokens: held.iter().take(len).copied().collect(), counts_from });
             done = window.end;
         }
-        let said = judge(trained, &rows)?;
-        sum += said.iter().flatten().map(|said| said.loss).sum::<f64>();
-        tell(done, total)?;
+        let scores = judge(trained, &rows)?;
+        sum += scores.iter().flatten().map(|score| score.loss).sum::<f64>();
+        progress(done, total)?;
     }
     Ok(sum)
 }
@@ -205,7 +205,7 @@ fn windowed(
 pub struct LambadaReport {
     /// Passages.
     pub examples: u64,
-    /// Those whose last word came whole, each of its tokens the likeliest: Megatron's
+    /// Those of whose last word each token was the likeliest: Megatron's
     /// `--strict-lambada`, and what papers report.
     pub last_word_correct: u64,
     /// `last_word_correct / examples`.
@@ -216,21 +216,21 @@ pub struct LambadaReport {
     pub last_token_accuracy: f64,
     /// `exp` of the mean loss of a last word.
     pub last_word_perplexity: f64,
-    /// Passages longer than the model, of which it saw the end.
+    /// Passages longer than the window of the model, of which it saw the end.
     pub cut: u64,
 }
 
-/// Judges LAMBADA: lines of JSON, each with a passage under `text`.
+/// Scores LAMBADA: lines of JSON, each with a passage under `text`.
 ///
 /// # Errors
-/// [`crate::Error::Mismatch`] for a line that is none, or has one word; [`crate::Error::Torch`],
-/// those of `tell`.
+/// [`crate::Error::Mismatch`] for a line that is not JSON, or has one word;
+/// [`crate::Error::Torch`], those of `progress`.
 pub fn lambada(
     trained: &Trained,
     tokenizer: &dyn Tokenizer,
     lines: &str,
     options: EvalOptions,
-    tell: &mut dyn FnMut(u64, u64) -> Result<()>,
+    progress: &mut dyn FnMut(u64, u64) -> Result<()>,
 ) -> Result<LambadaReport> {
     let mut rows = Vec::new();
     let mut cut = 0;
@@ -252,13 +252,13 @@ pub fn lambada(
     for (at, rows_now) in rows.chunks(options.batch.max(1)).enumerate() {
         let whole: Vec<ScoredRow> = rows_now.iter().map(|[word, _]| word.clone()).collect();
         let lone: Vec<ScoredRow> = rows_now.iter().map(|[_, token]| token.clone()).collect();
-        let all_right = |said: &&Vec<TokenScore>| said.iter().all(|said| said.is_likeliest);
-        let said = judge(trained, &whole)?;
-        words += said.iter().filter(all_right).count() as u64;
-        loss += said.iter().flatten().map(|said| said.loss).sum::<f64>();
+        let all_right = |row: &&Vec<TokenScore>| row.iter().all(|score| score.is_likeliest);
+        let scores = judge(trained, &whole)?;
+        words += scores.iter().filter(all_right).count() as u64;
+        loss += scores.iter().flatten().map(|score| score.loss).sum::<f64>();
         tokens += judge(trained, &lone)?.iter().filter(all_right).count() as u64;
         let done = at * options.batch.max(1) + rows_now.len();
-        tell(done as u64, rows.len() as u64)?;
+        progress(done as u64, rows.len() as u64)?;
     }
     let examples = rows.len() as u64;
     Ok(LambadaReport {
@@ -272,8 +272,8 @@ pub fn lambada(
     })
 }
 
-/// A passage whose last word counts, and one whose last token does. The word is encoded by itself
-/// behind a space, as Megatron does, so its tokens never reach into the word before.
+/// A passage whose last word counts, and one whose last token does. The word is encoded
+/// separately, after a space, as in Megatron, so its tokens never overlap the word before.
 fn passage(tokenizer: &dyn Tokenizer, line: &str) -> Option<[ScoredRow; 2]> {
     let line: Value = serde_json::from_str(line).ok()?;
     let text = line["text"].as_str()?;

@@ -1,5 +1,5 @@
-/// The windows in which a long text is judged, those of Megatron's `--overlapping-eval`: each
-/// begins `stride` tokens after the one before. The first counts all that it predicts, the others
+/// The windows in which a long text is scored, those of Megatron's `--overlapping-eval`: each
+/// starts `stride` tokens after the one before. The first counts all that it predicts, the others
 /// the last `stride`, so that each token but the first of the text counts once, and is predicted
 /// from `len - stride` tokens before it at least.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -24,7 +24,7 @@ pub struct Window {
 }
 
 impl Windows {
-    /// Over a text of so many tokens.
+    /// Over a text of this many tokens.
     ///
     /// # Panics
     /// If a length is 0, or the stride is longer than the window.

@@ -1,9 +1,9 @@
-//! A checkpoint that writes: tokens one after the other, each from all before it.
+//! Generates text with a checkpoint: one token after the other, each from all before it.
 //!
-//! Keys and values of the past are kept, so that a new token costs one column of the network. When
-//! the positions run out the model goes on from the newer half of what it has seen, for it was
-//! taught no more of them. A model of an encoder and a decoder answers: the encoder reads the
-//! prompt once, and its keys and values are kept for every layer of the decoder too. The random
+//! Keys and values of the past are cached, so that a new token costs one column of the network.
+//! When the positions run out, the model continues from the newer half of the text, because it was
+//! not trained on more positions. In a model of an encoder and a decoder the encoder reads the
+//! prompt once, and its keys and values are cached for every layer of the decoder. The random
 //! numbers are a function of the seed, the number of the sample and the place of the token, so the
 //! same seed gives the same text again.
 
@@ -23,7 +23,7 @@ use crate::model::KvCache;
 use crate::rng::Stream;
 use crate::{Error, Result};
 
-/// How much to write, and how.
+/// What to generate.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct GenerateOptions {
     /// Texts to write, side by side.
@@ -36,17 +36,16 @@ pub struct GenerateOptions {
     pub sampling: Sampling,
     /// Seed of the choices.
     pub seed: u64,
-    /// The token that ends a text, which is not given out.
+    /// The token that ends a text, which is not emitted.
     pub stop: Option<u32>,
-    /// The token that an answer begins with, where a decoder answers what an encoder reads; it is
-    /// not given out either.
+    /// The first token of a decoder after an encoder; it is not emitted either.
     pub start: u32,
 }
 
 impl Trained {
-    /// Writes on after `prompt`, which must not be empty, or of an encoder and a decoder what the
-    /// one answers to it, and hands over each token as it comes, with the number of its sample.
-    /// Ends early when `emit` says so with an error.
+    /// Continues `prompt`, which must not be empty, or answers it with an encoder and a decoder.
+    /// Calls `emit` with the number of the sample and each token. Ends early if `emit` returns an
+    /// error.
     ///
     /// # Errors
     /// [`Error::Mismatch`] for a prompt that is empty or not of this vocabulary, those of `emit`,
@@ -61,7 +60,7 @@ impl Trained {
         let model = &self.config().model;
         let mut window_max = model.seq_len as usize; // fits: the config bounds it
         let mut prompt: Vec<i64> = prompt.iter().copied().map(i64::from).collect();
-        // What a decoder answers begins anew, and has no more places than it was taught.
+        // An answer starts at position 0, and has no more positions than in training.
         let places = match (model.family, model.positions()) {
             (Family::T5, Positions::Learned) => model.seq_len.max(model.dec_len.unwrap_or(0)),
             _ => u64::MAX,
@@ -72,7 +71,7 @@ impl Trained {
         let rows = rows.f_to_device(self.device())?;
         let mut cache = KvCache::default();
         if let Some(read) = self.stage.read(&self.leaves, &rows)? {
-            // Distances are as many as are asked for.
+            // Relative distances are not limited.
             window_max = usize::MAX;
             (cache, prompt) = (read, vec![i64::from(options.start)]);
         }
@@ -95,7 +94,7 @@ impl Trained {
             let vocab = logits.len() / samples.len().max(1);
             for (number, sample) in samples.iter_mut().enumerate() {
                 let logits = &logits[number * vocab..][..vocab];
-                if let Some(token) = sample.go_on(logits, place, options) {
+                if let Some(token) = sample.next_token(logits, place, options) {
                     emit(number, token)?;
                 }
             }
@@ -106,7 +105,7 @@ impl Trained {
         Ok(())
     }
 
-    /// Logits of the token after the text of each sample, of which the cache has seen so much.
+    /// Logits of the token after the text of each sample, of which the cache has `seen` tokens.
     fn next_logits(
         &self,
         samples: &[Sample],
@@ -117,7 +116,7 @@ impl Trained {
             samples.iter().flat_map(|sample| &sample.text[seen..]).copied().collect();
         let rows = samples.len() as i64; // fits: of memory
         let tokens = Tensor::f_from_slice(&new)?.f_view([rows, -1])?.f_to_device(self.device())?;
-        let hidden = self.stage.go_on(&self.leaves, &tokens, cache)?;
+        let hidden = self.stage.decode(&self.leaves, &tokens, cache)?;
         let last = hidden.f_view([rows, tokens.size()[1], -1])?.f_select(1, -1)?;
         Ok(Vec::<f32>::try_from(self.logits(&last)?.f_reshape([-1])?)?)
     }
@@ -134,7 +133,7 @@ impl Trained {
     }
 }
 
-/// One text that is being written.
+/// One text in generation.
 #[derive(Debug)]
 struct Sample {
     text: Vec<i64>,
@@ -143,9 +142,14 @@ struct Sample {
 }
 
 impl Sample {
-    /// Chooses the next token; `None` if the text has ended, and then something takes its place,
-    /// for the texts stay equally long.
-    fn go_on(&mut self, logits: &[f32], place: usize, options: &GenerateOptions) -> Option<u32> {
+    /// Chooses the next token; `None` if the text has ended. A token is added in any case, because
+    /// all texts have the same length.
+    fn next_token(
+        &mut self,
+        logits: &[f32],
+        place: usize,
+        options: &GenerateOptions,
+    ) -> Option<u32> {
         let stop = options.stop.filter(|_| !self.has_ended);
         let barred = stop.filter(|_| place < options.tokens_min);
         let token = options.sampling.choose(logits, barred, self.random.uniform(place as u64));

@@ -1,9 +1,9 @@
-//! One token out of a distribution.
+//! Samples one token of a distribution.
 
 use std::cmp::Ordering;
 
-/// How to choose. The order is that of others: temperature, then the likeliest few, then the
-/// likeliest that have enough of what is left.
+/// How to choose. The order is the usual one: temperature, then top-k, then top-p of the remaining
+/// tokens.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Sampling {
     /// Logits are divided by this. 0 takes the likeliest token always.
@@ -16,7 +16,7 @@ pub struct Sampling {
 
 impl Sampling {
     /// The token that the random number `uniform`, in [0, 1), chooses, but never `barred`. Of equal
-    /// logits the lower token comes first; one that is no number is never chosen.
+    /// logits the lower token comes first; NaN is never chosen.
     ///
     /// # Panics
     /// If there is no logit.
@@ -96,7 +96,7 @@ mod tests {
     fn chooses_by_probability() {
         let logits = [0.1_f32.ln(), 0.4_f32.ln(), 0.2_f32.ln(), 0.3_f32.ln()];
         let all = Sampling { temperature: 1.0, top_k: 0, top_p: 1.0 };
-        for (sampling, due) in [
+        for (sampling, expected) in [
             (all, [0.1, 0.4, 0.2, 0.3]),
             (Sampling { temperature: 0.0, ..all }, [0.0, 1.0, 0.0, 0.0]),
             (Sampling { top_k: 1, ..all }, [0.0, 1.0, 0.0, 0.0]),
@@ -107,9 +107,9 @@ mod tests {
             // Squares: 1, 16, 4, 9.
             (Sampling { temperature: 0.5, ..all }, [1.0, 16.0, 4.0, 9.0].map(|s| s / 30.0)),
         ] {
-            let got = shares(sampling, &logits);
-            for (got, due) in got.iter().zip(due) {
-                assert!((got - due).abs() < 2e-3, "{sampling:?}: got {got:?}");
+            let found = shares(sampling, &logits);
+            for (found, expected) in found.iter().zip(expected) {
+                assert!((found - expected).abs() < 2e-3, "{sampling:?}: found {found:?}");
             }
         }
     }

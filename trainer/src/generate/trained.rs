@@ -8,8 +8,8 @@ use crate::config::{Config, Family};
 use crate::model::{Micro, Model, Stage, Tp};
 use crate::{Error, Result, device};
 
-/// A trained model, ready to compute: whole, on one rank, in f32, whatever it was trained in and
-/// on however many.
+/// A trained model for inference: whole, on one rank, in f32, whatever the dtype and the number of
+/// ranks of its training.
 #[derive(Debug)]
 pub struct Trained {
     config: Config,
@@ -25,7 +25,7 @@ impl Trained {
     /// by this trainer has no config; `config` is used in its place, if it is given.
     ///
     /// # Errors
-    /// [`Error::Mismatch`] if there is none or it is of another model, [`Error::Ckpt`] if it cannot
+    /// [`Error::Mismatch`] if there is none or its model differs, [`Error::Ckpt`] if it cannot
     /// be read.
     pub fn open(place: &str, config: Option<Config>) -> Result<Self> {
         let checkpoint = find(place)?;
@@ -53,7 +53,7 @@ impl Trained {
         &self.config
     }
 
-    /// What computes.
+    /// The device of the computation.
     #[must_use]
     pub fn device(&self) -> Device {
         self.device
@@ -65,10 +65,10 @@ impl Trained {
         self.step
     }
 
-    /// What a decoder has for its head: `[rows x len, hidden]`.
+    /// The input of the head of a decoder: `[rows x len, hidden]`.
     ///
     /// # Errors
-    /// [`Error::Mismatch`] of a model that is no decoder alone, [`Error::Torch`].
+    /// [`Error::Mismatch`] for a model that is not only a decoder, [`Error::Torch`].
     pub fn hidden(&self, micro: &Micro) -> Result<Tensor> {
         if self.config.model.family != Family::Gpt {
             return Err(Error::Mismatch(Incompatible::new(
@@ -80,7 +80,7 @@ impl Trained {
         Ok(self.stage.infer(&self.leaves, micro, Vec::new())?.swap_remove(0))
     }
 
-    /// Logits of the vocabulary, `[tokens, vocab]`, of what the head takes, `[tokens, hidden]`.
+    /// Logits of the vocabulary, `[tokens, vocab]`, for inputs of the head, `[tokens, hidden]`.
     ///
     /// # Errors
     /// [`Error::Torch`].
@@ -105,7 +105,7 @@ impl Trained {
     }
 }
 
-/// The checkpoint that a place on the command line means.
+/// The checkpoint that a path on the command line names.
 fn find(place: &str) -> Result<Checkpoint> {
     let place = place.trim_end_matches('/');
     if place.rsplit('/').next().is_some_and(|name| name.starts_with("step-")) {

@@ -1,12 +1,12 @@
-/// Bytes to text as they come: a character that is not complete yet is held back.
+/// Decodes a stream of bytes: a character that is not complete yet is held back.
 #[derive(Debug, Default)]
 pub struct Utf8Stream {
     held: Vec<u8>,
 }
 
 impl Utf8Stream {
-    /// Takes bytes and gives the text that is complete with them. What can become no character is
-    /// given as U+FFFD.
+    /// Takes bytes and returns the text that they complete. Bytes that are no part of a character
+    /// become U+FFFD.
     pub fn push(&mut self, bytes: &[u8]) -> String {
         self.held.extend_from_slice(bytes);
         let mut text = String::new();
@@ -43,7 +43,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn characters_come_whole() {
+    fn incomplete_characters_are_held_back() {
         let mut stream = Utf8Stream::default();
         let poem = "床前明月光".as_bytes();
         assert_eq!(stream.push(&poem[..4]), "床");

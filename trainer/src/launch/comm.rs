@@ -1,4 +1,4 @@
-//! The other ranks of a run, as one of them reaches them.
+//! The process groups of one rank.
 
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -10,7 +10,7 @@ use tch::Device;
 use crate::Result;
 use crate::mesh::{DeviceMesh, MeshRank, RankCoords};
 
-/// A rank's place in the mesh and its groups. A group of one is absent: there is nobody to talk to.
+/// A rank's place in the mesh and its groups. A group of one rank is `None`.
 #[derive(Clone, Debug)]
 pub struct Comm {
     /// How the ranks are arranged.
@@ -21,13 +21,13 @@ pub struct Comm {
     pub local_rank: usize,
     /// What it computes on.
     pub device: Device,
-    /// Who shares each matrix.
+    /// The ranks that share each matrix.
     pub tp: Option<Group>,
-    /// Who has the same parameters, for other samples.
+    /// The ranks that have the same parameters, for other samples.
     pub dp: Option<Group>,
-    /// Who has the other stages, for the same samples.
+    /// The ranks that have the other stages, for the same samples.
     pub pp: Option<Group>,
-    /// What the rank is doing, for whoever watches it.
+    /// What the rank is doing, for the watchdog and the trace.
     pub activity: RankActivity,
 }
 
@@ -40,11 +40,11 @@ impl Comm {
         Comm { mesh, rank: 0, local_rank: 0, device, tp: None, dp: None, pp: None, activity }
     }
 
-    /// Connects a rank to the others of its groups. All ranks call it. What a pipeline sends goes
-    /// through the memory of the host: its messages pass each other, which NCCL's must not.
+    /// Connects a rank to the others of its groups. All ranks call it. Pipeline messages go through
+    /// the memory of the host: they may overtake each other, which NCCL does not allow.
     ///
     /// # Errors
-    /// [`crate::Error::Bridge`] with those that do not come.
+    /// [`crate::Error::Bridge`] with the missing ranks.
     pub fn connect(
         store: &Store,
         mesh: DeviceMesh,
@@ -59,8 +59,8 @@ impl Comm {
             }
             let own = members.iter().position(|member| *member == rank);
             let own = own.expect("a rank is in its own groups");
-            let (at, name) = (device.is_cuda() && name != "pp", format!("{name}[{number}]"));
-            Ok(Some(if at {
+            let (is_nccl, name) = (device.is_cuda() && name != "pp", format!("{name}[{number}]"));
+            Ok(Some(if is_nccl {
                 Group::nccl(store, &name, own, &members, device, options)?
             } else {
                 Group::gloo(store, &name, own, &members, options)?
@@ -92,7 +92,7 @@ impl Comm {
     }
 }
 
-/// What a rank is doing, in words, written by it and read by a watchdog.
+/// A text about what a rank is doing, written by it and read by a watchdog.
 #[derive(Clone, Default)]
 pub struct RankActivity(Arc<Mutex<Said>>);
 
@@ -103,27 +103,27 @@ struct Said {
 }
 
 impl RankActivity {
-    /// Says it anew.
+    /// Replaces the text.
     pub fn set(&self, text: impl FnOnce() -> String) {
-        let mut said = self.said();
-        said.last = text();
-        if let Some(trace) = &said.trace {
-            trace.doing(&said.last);
+        let mut current = self.lock();
+        current.last = text();
+        if let Some(trace) = &current.trace {
+            trace.doing(&current.last);
         }
     }
 
-    /// Everything that is said from here on goes into a trace too.
+    /// Also writes every later text to a trace.
     pub fn record(&self, trace: Trace) {
-        self.said().trace = Some(trace);
+        self.lock().trace = Some(trace);
     }
 
-    /// What was said last; empty before the first step.
+    /// The last text; empty before the first step.
     #[must_use]
     pub fn get(&self) -> String {
-        self.said().last.clone()
+        self.lock().last.clone()
     }
 
-    fn said(&self) -> MutexGuard<'_, Said> {
+    fn lock(&self) -> MutexGuard<'_, Said> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -1,8 +1,8 @@
-//! Ranks on this machine, started and looked after by one process: `trainer launch`.
+//! Starts and supervises the ranks of one machine: `trainer launch`.
 //!
-//! The launcher keeps the store, so that no rank's end takes it away. It passes on what its ranks
-//! print, line by line with their number before it, and a request to stop; when one of them fails
-//! it gives the others some time to say whom they miss, and then ends them.
+//! The launcher hosts the store, so that the store outlives every rank. It forwards the output of
+//! its ranks, line by line and prefixed with the rank, and forwards a request to stop to them. When
+//! a rank fails, it gives the others some time to report which rank is missing, and kills them.
 
 use std::ffi::OsString;
 use std::io::{self, BufRead as _, BufReader, Read, Write};
@@ -19,30 +19,30 @@ use bridge::runtime;
 
 use crate::{Error, Result, exit};
 
-/// The variable that tells a rank which process started it, with which it ends.
+/// The variable with the process id of the launcher, with which the rank ends.
 pub const LAUNCHER: &str = "FEEDLINE_LAUNCHER";
 
-/// How often the ranks are looked at.
-const LOOK: Duration = Duration::from_millis(20);
+/// How often the ranks are polled.
+const POLL: Duration = Duration::from_millis(20);
 
-/// Lines that may wait to be written, before a rank that prints has to wait.
+/// Lines that are queued before a rank that prints blocks.
 const LINES_MAX: usize = 1024;
 
-/// How long ranks may go on after one has failed: they say whom they miss after a second or so.
+/// How long ranks may run after one has failed: they report the missing one within about a second.
 const LINGER: Duration = Duration::from_secs(10);
 
-/// How long words may stay away when all ranks have ended, before they are taken for all. Only
-/// where something that a rank started holds its outputs open is this waited for.
-const REST_WAIT: Duration = Duration::from_secs(2);
+/// How long to wait for more output after all ranks have ended. The wait occurs only if a process
+/// that a rank started holds its outputs open.
+const REMAINING_WAIT: Duration = Duration::from_secs(2);
 
-/// The variables that tell OpenMP how a thread waits for work. By itself it spins, in ranks that
-/// share their cores at the cost of those that compute: 8 ranks of 2 threads on 2 cores did 240
-/// tokens a second, and 1,800 once they slept.
+/// The variables that set how an OpenMP thread waits for work. By default it spins, and takes cores
+/// from the ranks that compute: 8 ranks of 2 threads on 2 cores did 240 tokens a second, and 1,800
+/// with sleeping threads.
 pub const WAITING: [&str; 2] = ["OMP_WAIT_POLICY", "GOMP_SPINCOUNT"];
 
 const SIGTERM: i32 = 15;
 
-/// What is started, and who hears of it.
+/// What to start, and where its output goes.
 pub struct Launch<'a> {
     /// The program that every rank runs.
     pub program: PathBuf,
@@ -50,12 +50,12 @@ pub struct Launch<'a> {
     pub arguments: Vec<OsString>,
     /// How many ranks.
     pub ranks: usize,
-    /// Set at a request to stop, and cleared when that is seen. At the first one the ranks are
-    /// asked to stop; at the second they are ended.
+    /// Set at a request to stop; the launcher clears it. At the first request it asks the ranks to
+    /// stop; at the second it kills them.
     pub stop: &'a AtomicBool,
-    /// Takes what the ranks print.
+    /// Takes what the ranks write to standard output.
     pub out: Box<dyn Write>,
-    /// Takes what they say to standard error.
+    /// Takes what they write to standard error.
     pub err: Box<dyn Write>,
 }
 
@@ -86,7 +86,7 @@ impl RankExit {
         }
     }
 
-    /// The exit code that this is worth: who is killed is lost to the others.
+    /// The exit code for this: a killed rank counts as a lost peer.
     fn code(self) -> u8 {
         match self {
             RankExit::Code(code) => code,
@@ -98,7 +98,7 @@ impl RankExit {
         matches!(self, RankExit::Code(exit::DONE | exit::GAPS | exit::SAVED))
     }
 
-    /// Done, done with gaps, saved, lost a peer, and then whatever made that peer go.
+    /// In order: done, done with gaps, saved, lost a peer, any other failure, which is the cause.
     fn badness(self) -> (u8, u8) {
         let code = self.code();
         let class = match code {
@@ -112,28 +112,28 @@ impl RankExit {
     }
 }
 
-/// Starts the ranks, waits for all of them, and gives the worst of their exit codes.
+/// Starts the ranks, waits for all of them, and returns the worst of their exit codes.
 ///
 /// # Errors
-/// [`Error::Run`] if a rank cannot be started, or their words not be written;
-/// [`Error::Bridge`] if there can be no store.
+/// [`Error::Run`] if a rank cannot be started, or their output cannot be written;
+/// [`Error::Bridge`] if the store cannot be started.
 pub fn launch(launch: Launch<'_>) -> Result<u8> {
     let store = Store::serve("127.0.0.1", 0, Duration::from_secs(30))?;
-    let (lines, words) = mpsc::sync_channel(LINES_MAX);
-    let mut ranks = Ranks { ranks: Vec::new(), failed_at: None, asked: false };
+    let (lines, receiver) = mpsc::sync_channel(LINES_MAX);
+    let mut ranks = Ranks { ranks: Vec::new(), failed_at: None, stop_requested: false };
     for rank in 0..launch.ranks {
         ranks.ranks.push(Rank::start(&launch, rank, store.port(), &lines)?);
     }
     drop(lines);
     let Launch { stop, out, err, .. } = launch;
     let mut outlets = Outlets { out, err };
-    while ranks.look() {
-        outlets.pass_on(&words)?;
+    while ranks.poll() {
+        outlets.pass_on(&receiver)?;
         if stop.swap(false, Ordering::Relaxed) {
             ranks.stop();
         }
     }
-    outlets.rest(&words)?;
+    outlets.write_remaining(&receiver)?;
     Ok(ranks.worst())
 }
 
@@ -155,7 +155,7 @@ impl Rank {
         let mut command = Command::new(&launch.program);
         command.args(&launch.arguments).stdin(Stdio::null());
         command.stdout(Stdio::piped()).stderr(Stdio::piped());
-        // A signal from the terminal comes to us alone, and once to each of them, from us.
+        // A signal of the terminal goes to the launcher only, which forwards it once to each rank.
         command.process_group(0);
         command.envs([
             ("RANK", rank.to_string()),
@@ -183,17 +183,17 @@ impl Rank {
     }
 }
 
-/// The started ranks. Dropped, it leaves none behind.
+/// The started ranks. Drop kills those that still run.
 struct Ranks {
     ranks: Vec<Rank>,
     failed_at: Option<Instant>,
     /// Whether they were asked to stop.
-    asked: bool,
+    stop_requested: bool,
 }
 
 impl Ranks {
-    /// Looks who has ended, and ends whom it has to. Whether any goes on.
-    fn look(&mut self) -> bool {
+    /// Polls the ranks, and kills those that run too long after a failure. Whether any still runs.
+    fn poll(&mut self) -> bool {
         for rank in self.ranks.iter_mut().filter(|rank| rank.end.is_none()) {
             let Ok(Some(status)) = rank.child.try_wait() else { continue };
             let end = RankExit::of(status);
@@ -210,7 +210,7 @@ impl Ranks {
             self.failed_at.get_or_insert_with(Instant::now);
         }
         if self.failed_at.is_some_and(|at| at.elapsed() >= LINGER) {
-            self.for_those_that_go_on(|rank| {
+            self.for_each_running(|rank| {
                 log::error!("launch: rank {} runs after another failed: killing it", rank.rank);
                 _ = rank.child.kill();
             });
@@ -220,18 +220,18 @@ impl Ranks {
     }
 
     fn stop(&mut self) {
-        let asked = std::mem::replace(&mut self.asked, true);
-        self.for_those_that_go_on(|rank| {
-            if asked {
+        let is_second = std::mem::replace(&mut self.stop_requested, true);
+        self.for_each_running(|rank| {
+            if is_second {
                 _ = rank.child.kill();
             } else {
-                // False if it has just ended, which the next look finds.
+                // False if it has just ended, which the next poll finds.
                 _ = runtime::signal(rank.child.id(), SIGTERM);
             }
         });
     }
 
-    fn for_those_that_go_on(&mut self, mut act: impl FnMut(&mut Rank)) {
+    fn for_each_running(&mut self, mut act: impl FnMut(&mut Rank)) {
         self.ranks.iter_mut().filter(|rank| rank.end.is_none()).for_each(&mut act);
     }
 
@@ -243,7 +243,7 @@ impl Ranks {
 
 impl Drop for Ranks {
     fn drop(&mut self) {
-        self.for_those_that_go_on(|rank| {
+        self.for_each_running(|rank| {
             _ = rank.child.kill();
             _ = rank.child.wait();
         });
@@ -262,7 +262,7 @@ struct RankLine {
     text: Vec<u8>,
 }
 
-/// Reads lines on a thread of its own until the other side is closed.
+/// Reads lines on a thread of its own until the writer closes its end.
 fn forward(
     from: impl Read + Send + 'static,
     rank: usize,
@@ -274,7 +274,7 @@ fn forward(
         loop {
             let mut text = format!("[{rank}] ").into_bytes();
             let begin = text.len();
-            // A rank whose words cannot be read says no more; its exit code will.
+            // After a read error the output ends; the exit code of the rank is still reported.
             if from.read_until(b'\n', &mut text).is_err() || text.len() == begin {
                 return;
             }
@@ -295,24 +295,24 @@ struct Outlets {
 }
 
 impl Outlets {
-    /// Writes the lines of a short while.
-    fn pass_on(&mut self, words: &Receiver<RankLine>) -> Result<()> {
-        let until = Instant::now() + LOOK;
+    /// Writes the lines that arrive within one poll interval.
+    fn pass_on(&mut self, receiver: &Receiver<RankLine>) -> Result<()> {
+        let until = Instant::now() + POLL;
         while Instant::now() < until {
-            match words.recv_timeout(until.saturating_duration_since(Instant::now())) {
+            match receiver.recv_timeout(until.saturating_duration_since(Instant::now())) {
                 Ok(line) => self.write(&line)?,
                 Err(RecvTimeoutError::Timeout) => break,
-                // All have closed their outputs, and end.
-                Err(RecvTimeoutError::Disconnected) => thread::sleep(LOOK),
+                // All ranks have closed their outputs, and are about to end.
+                Err(RecvTimeoutError::Disconnected) => thread::sleep(POLL),
             }
         }
         Ok(())
     }
 
-    /// Writes what is left when all have ended. What a rank started and left behind may hold its
-    /// outputs open, so there is an end to waiting.
-    fn rest(&mut self, words: &Receiver<RankLine>) -> Result<()> {
-        while let Ok(line) = words.recv_timeout(REST_WAIT) {
+    /// Writes the remaining lines after all ranks have ended. A process that a rank started may
+    /// still hold its outputs open, so the wait is limited.
+    fn write_remaining(&mut self, receiver: &Receiver<RankLine>) -> Result<()> {
+        while let Ok(line) = receiver.recv_timeout(REMAINING_WAIT) {
             self.write(&line)?;
         }
         Ok(())

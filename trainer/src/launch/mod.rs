@@ -1,10 +1,10 @@
-//! Several processes become one run.
+//! Starts and ends a run of several processes.
 //!
-//! [`World::find`] says which rank this process is: torchrun's variables, Slurm's, or those that
-//! `trainer launch` ([`local`]) sets. [`Session`] brings the ranks together in named stages, each
-//! with a time-out that names who is missing, and apart again. [`Watchdog`] tells, when somebody
-//! waits too long, what each rank does. What ends a rank ends all: a rank that fails says so, and
-//! one that cannot is missed by the others.
+//! [`World::find`] reads which rank this process is from the variables of torchrun, of Slurm, or of
+//! `trainer launch` ([`local`]). [`Session`] takes the ranks through named startup stages, each
+//! with a timeout that names the missing ranks, and through the end of the run. [`Watchdog`] logs
+//! what each rank does when one has waited too long. The end of one rank ends all: a rank that
+//! fails reports it, and the others time out on one that cannot.
 
 pub mod comm;
 pub mod local;

@@ -1,5 +1,5 @@
-//! All ranks of a run, as one of them sees them. It may be the only one, and then nothing here
-//! waits or talks.
+//! All ranks of a run, from the view of one of them. If it is the only one, nothing here waits or
+//! communicates.
 
 use std::cell::RefCell;
 use std::time::{Duration, Instant};
@@ -14,31 +14,31 @@ use crate::mesh::DeviceMesh;
 use crate::parallel::norm::all_sum;
 use crate::{Error, Result};
 
-/// How long a rank waits for another before that is told: a part of the time after which it is
-/// lost, so that it is known who does what before all of them end.
-const TELL_AFTER: u32 = 4;
+/// A wait is reported after the timeout of a lost rank divided by this, so that the activity of
+/// every rank is logged before all of them end.
+const REPORT_DIVISOR: u32 = 4;
 
 /// The ranks that were started together.
 #[derive(Debug)]
 pub(crate) struct RankGroup {
     session: Option<Session>,
-    /// How long each stage of the start took, the waiting for others among it.
+    /// How long each startup stage took, including the wait for other ranks.
     took: RefCell<Vec<(StartupStage, Duration)>>,
 }
 
 impl RankGroup {
-    /// Finds the others, if there are any.
+    /// Connects to the other ranks, if there are any.
     ///
     /// # Errors
-    /// [`Error::Bridge`] that names those that do not come, [`Error::Mismatch`].
+    /// [`Error::Bridge`] that names the missing ranks, [`Error::Mismatch`].
     pub(crate) fn gather(world: Option<World>, config: &Config) -> Result<Self> {
-        let (timeout, begun) = (config.parallel.timeout.0, Instant::now());
+        let (timeout, started) = (config.parallel.timeout.0, Instant::now());
         let session = world.map(|world| Session::begin(world, timeout)).transpose()?;
-        let took = session.iter().map(|_| (StartupStage::Store, begun.elapsed())).collect();
+        let took = session.iter().map(|_| (StartupStage::Store, started.elapsed())).collect();
         Ok(RankGroup { session, took: RefCell::new(took) })
     }
 
-    /// Whether this rank does what one has to do for all.
+    /// Whether this is the first rank, which does what one rank has to do for all.
     pub(crate) fn is_first(&self) -> bool {
         self.session.as_ref().is_none_or(|session| session.world().rank == 0)
     }
@@ -48,25 +48,25 @@ impl RankGroup {
         self.session.as_ref().map_or(0, |session| session.world().local_rank)
     }
 
-    /// Does this rank's part of a stage of the start, and waits for the others'.
+    /// Does this rank's part of a startup stage, and waits for the others.
     ///
     /// # Errors
-    /// What `work` says; [`Error::Bridge`] with who is missing or has failed.
+    /// The error of `work`; [`Error::Bridge`] with the ranks that are missing or failed.
     pub(crate) fn stage<T>(
         &self,
         stage: StartupStage,
         work: impl FnOnce() -> Result<T>,
     ) -> Result<T> {
-        let begun = Instant::now();
+        let started = Instant::now();
         let done = match &self.session {
             Some(session) => session.stage(stage, work),
             None => work(),
         };
-        self.took.borrow_mut().push((stage, begun.elapsed()));
+        self.took.borrow_mut().push((stage, started.elapsed()));
         done
     }
 
-    /// Tells how long the start of this process took, and each of its stages.
+    /// Logs how long the start of this process took, and each of its stages.
     pub(crate) fn ready(&self) {
         let text = |(stage, took): &(StartupStage, Duration)| {
             format!("{} {:.2} s", stage.name(), took.as_secs_f64())
@@ -77,10 +77,10 @@ impl RankGroup {
         log::info!("start: {all}: {}", stages.join(", "));
     }
 
-    /// Connects the ranks as the config divides them, and watches over them from here on.
+    /// Connects the ranks as the config divides them, and starts the watchdog.
     ///
     /// # Errors
-    /// [`Error::Mismatch`] if it does not divide so many; [`Error::Bridge`].
+    /// [`Error::Mismatch`] if it does not divide this number of ranks; [`Error::Bridge`].
     pub(crate) fn connect(
         &self,
         config: &Config,
@@ -93,34 +93,34 @@ impl RankGroup {
             Comm::connect(session.store(), mesh, rank, device, &session.options())
         })?;
         comm.local_rank = local_rank;
-        let limit = config.parallel.timeout.0 / TELL_AFTER;
+        let limit = config.parallel.timeout.0 / REPORT_DIVISOR;
         let doing = comm.activity.clone();
         let watchdog = Watchdog::start(session.store(), (rank, size), limit, move || doing.get())?;
         Ok((comm, Some(watchdog)))
     }
 
-    /// What the first rank says, on all ranks, and on that one what it has besides. Every `key` is
-    /// used once.
+    /// Returns on all ranks the text that `produce` returns on the first, and on the first also its
+    /// value. Every `key` is used once.
     ///
     /// # Errors
-    /// What `say` says, on all ranks.
-    pub(crate) fn told<T>(
+    /// The error of `produce`, on all ranks.
+    pub(crate) fn broadcast<T>(
         &self,
         key: &str,
-        say: impl FnOnce() -> Result<(T, String)>,
+        produce: impl FnOnce() -> Result<(T, String)>,
     ) -> Result<(Option<T>, String)> {
         let Some(session) = &self.session else {
-            return say().map(|(value, text)| (Some(value), text));
+            return produce().map(|(value, text)| (Some(value), text));
         };
         let (store, key) = (session.store(), format!("said/{key}"));
         if self.is_first() {
-            let said = say();
-            let text = match &said {
+            let produced = produce();
+            let text = match &produced {
                 Ok((_, text)) => format!("+{text}"),
                 Err(error) => format!("-{error}"),
             };
             store.set(&key, text.as_bytes())?;
-            return said.map(|(value, text)| (Some(value), text));
+            return produced.map(|(value, text)| (Some(value), text));
         }
         let text = store.get(&key, session.patience(StartupStage::Checkpoint))?;
         let text = String::from_utf8_lossy(&text).into_owned();
@@ -140,8 +140,8 @@ impl RankGroup {
         let (store, World { rank, size, .. }) = (session.store(), session.world());
         let own = machine();
         store.set(&format!("machine/{rank}"), own.as_bytes())?;
-        // Each asks one rank, and not every other.
-        let (_, all) = self.told("machines", || {
+        // Each rank reads one value, not one for every rank.
+        let (_, all) = self.broadcast("machines", || {
             let of = |rank| -> Result<String> {
                 let name =
                     store.get(&format!("machine/{rank}"), session.patience(StartupStage::Data))?;
@@ -153,15 +153,15 @@ impl RankGroup {
         Ok(same.map(|(rank, _)| rank).collect())
     }
 
-    /// Parts from the others after the run has ended well here: returns when it has on all.
+    /// Ends the session after the run succeeded here: returns when it has succeeded on all ranks.
     ///
     /// # Errors
-    /// [`Error::Bridge`] with those on which it has not.
+    /// [`Error::Bridge`] with the ranks on which it has not.
     pub(crate) fn finish(self) -> Result<()> {
         self.session.map_or(Ok(()), Session::finish)
     }
 
-    /// Parts from the others after a failure, and tells which rank was the first to fail.
+    /// Ends the session after a failure, and logs which rank was the first to fail.
     pub(crate) fn abort(self, error: &Error) {
         if let Some(first) = self.session.and_then(|session| session.abort(error)) {
             log::error!("the first rank to fail was {first}");
@@ -169,23 +169,23 @@ impl RankGroup {
     }
 }
 
-/// Seconds since this process was started: its libraries are loaded before anything of ours runs.
+/// Seconds since this process was started: its libraries are loaded before `main` runs.
 fn age_of_process() -> Option<f64> {
     let uptime = std::fs::read_to_string("/proc/uptime").ok()?;
     let stat = std::fs::read_to_string("/proc/self/stat").ok()?;
     // The 22nd field, in hundredths of a second; the second is a name, in parentheses.
-    let begun: f64 = stat.rsplit(')').next()?.split_whitespace().nth(19)?.parse().ok()?;
-    Some(uptime.split_whitespace().next()?.parse::<f64>().ok()? - begun / 100.0)
+    let started: f64 = stat.rsplit(')').next()?.split_whitespace().nth(19)?.parse().ok()?;
+    Some(uptime.split_whitespace().next()?.parse::<f64>().ok()? - started / 100.0)
 }
 
-/// Tells one machine, or container with a network of its own, from another.
+/// Identifies a machine, or a container with a network namespace of its own.
 fn machine() -> String {
     let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
     let network = std::fs::read_link("/proc/self/ns/net").unwrap_or_default();
     format!("{} {}", boot.trim(), network.display())
 }
 
-/// The mesh of the config over so many ranks.
+/// The mesh of the config over this number of ranks.
 fn mesh(config: &Config, ranks: usize) -> Result<DeviceMesh> {
     let division = config.divide(ranks as u64).map_err(|details| {
         Error::Mismatch(Incompatible {
@@ -200,7 +200,7 @@ fn mesh(config: &Config, ranks: usize) -> Result<DeviceMesh> {
     Ok(DeviceMesh { tp, pp, virtual_stages, dp })
 }
 
-/// Which of these hold on any rank.
+/// Which of these flags are set on any rank.
 ///
 /// # Errors
 /// [`Error::Bridge`] if a rank is lost.

@@ -1,4 +1,4 @@
-//! The ranks of a run from the moment they find one another until they part.
+//! The session of a run's ranks, from their rendezvous to their end.
 
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs as _, UdpSocket};
 use std::time::{Duration, Instant};
@@ -9,26 +9,26 @@ use recipe::world::{StoreHost, World};
 
 use crate::{Error, Result};
 
-/// How a run starts. All ranks pass each stage together, so that one that is late or lost is named
-/// where that happens, and not in the first step.
+/// The stages of a start. All ranks pass each stage together, so that a late or lost rank is named
+/// in the stage where that happens, and not in the first step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StartupStage {
     /// The ranks find one another.
     Store,
-    /// They are connected to those that they work with.
+    /// The process groups are connected.
     Groups,
-    /// The order of the samples is mapped or built.
+    /// The sample index is mapped or built.
     Index,
-    /// The corpus is opened and its first batches are asked for.
+    /// The corpus is opened and its first batches are requested.
     Data,
-    /// Weights are drawn, or read from a checkpoint.
+    /// The weights are initialized, or read from a checkpoint.
     Checkpoint,
-    /// All of them do one thing together.
+    /// All ranks run one collective.
     FirstCollective,
 }
 
 impl StartupStage {
-    /// The name, as it stands in messages.
+    /// The name in messages.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -53,11 +53,11 @@ impl StartupStage {
     }
 }
 
-/// How long who keeps the store waits for others to leave it. After a failure some never will, and
-/// the rest have asked what they had to ask within a second or so.
+/// How long the host of the store waits for the others to leave. After a failure some never do, and
+/// the rest need the store for about a second.
 const LEAVE_WAIT: Duration = Duration::from_secs(5);
 
-/// Logs where the store is reached, which no password protects.
+/// Logs the address of the store, which no password protects.
 fn log_listener(address: SocketAddr, host: &str) {
     if address.ip().is_unspecified() {
         log::warn!(
@@ -80,16 +80,16 @@ pub struct Session {
 }
 
 impl Session {
-    /// Finds the other ranks. Whoever is silent for `timeout` is lost, here and later.
+    /// Finds the other ranks. A rank that is silent for `timeout` is lost, here and later.
     ///
     /// # Errors
-    /// [`Error::Bridge`] that names the ranks that do not come; [`Error::Mismatch`] if they were
-    /// told different things.
+    /// [`Error::Bridge`] that names the missing ranks; [`Error::Mismatch`] if the settings of the
+    /// ranks contradict each other.
     pub fn begin(world: World, timeout: Duration) -> Result<Self> {
-        let begun = Instant::now();
+        let started = Instant::now();
         let World { rank, ref host, port, .. } = world;
-        let keeps = world.keeper == StoreHost::FirstRank && rank == 0;
-        let store = if keeps {
+        let hosts_store = world.keeper == StoreHost::FirstRank && rank == 0;
+        let store = if hosts_store {
             Store::serve(host, port, timeout)?
         } else {
             Store::connect(host, port, timeout)?
@@ -101,8 +101,8 @@ impl Session {
         let listen = Listen::Address(String::new());
         let members = (0..world.size).collect();
         let mut session = Session { world, store, listen, timeout, members };
-        if let Err(error) = session.meet() {
-            // The others may still be asking the store who is missing.
+        if let Err(error) = session.rendezvous() {
+            // The others may still query the store for the missing ranks.
             session.leave();
             return Err(error);
         }
@@ -110,27 +110,27 @@ impl Session {
         log::info!(
             "launch: {} ranks connected after {:.1} s (from {})",
             session.world.size,
-            begun.elapsed().as_secs_f64(),
+            started.elapsed().as_secs_f64(),
             session.world.told_by
         );
         Ok(session)
     }
 
-    fn meet(&self) -> Result<()> {
+    fn rendezvous(&self) -> Result<()> {
         if let Err(error) = self.agree() {
-            self.tell("stage/store", &error);
+            self.report_failure("stage/store", &error);
             return Err(error);
         }
         self.stage(StartupStage::Store, || Ok(()))
     }
 
-    /// Tells the others why this rank does not come to a place.
-    fn tell(&self, place: &str, error: &Error) {
-        // Without a store nobody can hear it; what is to be said here is still the reason.
-        _ = self.store.fail(place, self.world.rank, &error.to_string());
+    /// Reports to the others why this rank does not reach a barrier.
+    fn report_failure(&self, barrier: &str, error: &Error) {
+        // Without a store the report is lost; the caller returns the error in any case.
+        _ = self.store.fail(barrier, self.world.rank, &error.to_string());
     }
 
-    /// Each rank is there once, and all were told of the same number.
+    /// Checks that each rank exists once, and that all have the same world size.
     fn agree(&self) -> Result<()> {
         let World { rank, size, .. } = self.world;
         let refuse = |detail: String| {
@@ -144,15 +144,15 @@ impl Session {
         if rank == 0 {
             self.store.set("size", size.to_string().as_bytes())?;
         }
-        let told = match self.store.get("size", self.timeout) {
-            Ok(told) => told,
+        let first = match self.store.get("size", self.timeout) {
+            Ok(size) => size,
             Err(bridge::Error::Store { .. }) => {
                 let (operation, after) = ("pass barrier stage/store".to_owned(), self.timeout);
                 return Err(bridge::Error::Absent { operation, missing: vec![0], after }.into());
             }
             Err(error) => return Err(error.into()),
         };
-        let first = String::from_utf8_lossy(&told).into_owned();
+        let first = String::from_utf8_lossy(&first).into_owned();
         if first != size.to_string() {
             return Err(refuse(format!("expected {first} ranks, found {size} on rank {rank}")));
         }
@@ -172,9 +172,9 @@ impl Session {
         socket.local_addr().ok().map(|local| local.ip())
     }
 
-    /// Where this rank can be reached by the others. The way to the store says it, but for ranks
-    /// that have the store on their own machine: they see it in the loopback, which others do not
-    /// reach, and take the way to one of those.
+    /// The address at which the others reach this rank: that of its route to the store. Ranks on
+    /// the machine of the store get a loopback address there, which the others cannot reach, and
+    /// take their route to one of the others.
     fn listen(&self) -> Result<Listen> {
         if let Ok(interface) = std::env::var("GLOO_SOCKET_IFNAME") {
             return Ok(Listen::Interface(interface));
@@ -197,13 +197,13 @@ impl Session {
         Ok(Listen::Address(loopback.to_string()))
     }
 
-    /// What this rank was told.
+    /// Which rank this is, and how the ranks were started.
     #[must_use]
     pub fn world(&self) -> &World {
         &self.world
     }
 
-    /// Where the ranks meet, for their groups.
+    /// The store of the ranks, for the rendezvous of their groups.
     #[must_use]
     pub fn store(&self) -> &Store {
         &self.store
@@ -215,22 +215,22 @@ impl Session {
         GroupOptions { timeout: self.timeout, listen: self.listen.clone() }
     }
 
-    /// Does this rank's part of a stage, and waits until all have done theirs. Every stage comes
+    /// Does this rank's part of a stage, and waits until all have done theirs. Every stage runs
     /// once.
     ///
     /// # Errors
-    /// What `work` says, which the others then hear of, or [`Error::Bridge`] with the ranks that
-    /// are missing, or the one that failed and why.
+    /// The error of `work`, which the others then receive, or [`Error::Bridge`] with the missing
+    /// ranks, or with the rank that failed and its error.
     pub fn stage<T>(&self, stage: StartupStage, work: impl FnOnce() -> Result<T>) -> Result<T> {
-        let place = format!("stage/{}", stage.name());
+        let barrier = format!("stage/{}", stage.name());
         let done = match work() {
             Ok(done) => done,
             Err(error) => {
-                self.tell(&place, &error);
+                self.report_failure(&barrier, &error);
                 return Err(error);
             }
         };
-        self.store.meet(&place, self.world.rank, &self.members, self.patience(stage))?;
+        self.store.meet(&barrier, self.world.rank, &self.members, self.patience(stage))?;
         Ok(done)
     }
 
@@ -240,46 +240,46 @@ impl Session {
         self.timeout * stage.patience()
     }
 
-    /// Parts from the others after a run that ended well: returns when all have come here.
+    /// Ends the session after a run that succeeded: returns when all ranks have reached this point.
     ///
     /// # Errors
-    /// [`Error::Bridge`] with those that have not.
+    /// [`Error::Bridge`] with the ranks that have not.
     pub fn finish(self) -> Result<()> {
         self.store.meet("end", self.world.rank, &self.members, self.timeout)?;
         self.leave();
         Ok(())
     }
 
-    /// Parts from the others after a failure: leaves them the reason, and gives the first reason
-    /// that any rank left, if that is another's.
+    /// Ends the session after a failure: stores the reason for the others, and returns the first
+    /// reason that any rank stored, if that is another's.
     pub fn abort(self, error: &Error) -> Option<String> {
-        let why = format!("rank {}: {error}", self.world.rank);
+        let reason = format!("rank {}: {error}", self.world.rank);
         let first = self.store.add("failures", 1).ok()?;
         if first == 1 {
-            self.store.set("why", why.as_bytes()).ok()?;
+            self.store.set("why", reason.as_bytes()).ok()?;
         }
-        // A rank that lost a peer can hear why, if that peer could still say it.
-        let why = (first > 1).then(|| self.store.get("why", LEAVE_WAIT).ok()).flatten();
+        // A rank that lost a peer gets the peer's reason, if the peer could still store it.
+        let reason = (first > 1).then(|| self.store.get("why", LEAVE_WAIT).ok()).flatten();
         self.leave();
-        why.map(|why| String::from_utf8_lossy(&why).into_owned())
+        reason.map(|reason| String::from_utf8_lossy(&reason).into_owned())
     }
 
-    /// Who keeps the store keeps it until the others need it no more, or for a while.
+    /// The host of the store keeps it until the others no longer need it, for a limited time.
     fn leave(self) {
-        let keeps = self.world.keeper == StoreHost::FirstRank && self.world.rank == 0;
-        // That the store has gone means that its keeper has: then there is nothing to wait for.
-        if keeps {
+        let hosts_store = self.world.keeper == StoreHost::FirstRank && self.world.rank == 0;
+        // If the store is unreachable, its host has ended: then there is nothing to wait for.
+        if hosts_store {
             let alone = self.world.size == 1;
             _ = alone || self.store.wait(&["left/all"], LEAVE_WAIT).unwrap_or(false);
-        } else if self.store.add("left/count", 1).unwrap_or(0) + 1 == self.told_size() {
+        } else if self.store.add("left/count", 1).unwrap_or(0) + 1 == self.first_size() {
             _ = self.store.set("left/all", b"");
         }
     }
 
-    /// How many ranks the first one was told of: one that was told of fewer must not send the
-    /// keeper away while others still ask.
-    fn told_size(&self) -> i64 {
-        let told = self.store.look("size").ok().flatten().unwrap_or_default();
-        String::from_utf8_lossy(&told).parse().unwrap_or(self.world.size as i64) // at most 2^20
+    /// The world size of the first rank: a rank with a smaller one must not end the host's wait
+    /// while others still use the store.
+    fn first_size(&self) -> i64 {
+        let size = self.store.look("size").ok().flatten().unwrap_or_default();
+        String::from_utf8_lossy(&size).parse().unwrap_or(self.world.size as i64) // at most 2^20
     }
 }

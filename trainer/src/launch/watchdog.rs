@@ -1,8 +1,8 @@
-//! What each rank waits for, when that takes too long.
+//! Logs what each rank waits for, when that takes too long.
 //!
-//! A thread a rank says every second what the rank is doing, in the store. When the rank has waited
-//! for another too long, one of those that wait collects what all said and logs it: a hang then
-//! names the rank that all others wait for, and what it was about to do.
+//! On each rank a thread writes to the store every second what the rank is doing. When a rank has
+//! waited for another too long, one of those that wait collects and logs these texts: the report of
+//! a hang then names the rank that all others wait for, and what it was about to do.
 
 use std::sync::mpsc::{self, RecvTimeoutError, Sender};
 use std::thread::{self, JoinHandle};
@@ -12,12 +12,12 @@ use bridge::dist::{Store, Wait, ranks_text};
 
 use crate::Result;
 
-/// How often a rank says what it does, or oftener if its limit is short. 4,096 ranks make 4,096
-/// small messages a second of it, a tenth of what a store takes.
-const BEAT: Duration = Duration::from_secs(1);
+/// How often a rank reports its activity; more often if its limit is short. 4,096 ranks send 4,096
+/// small messages a second, a tenth of what a store handles.
+const HEARTBEAT: Duration = Duration::from_secs(1);
 
-/// A rank whose words do not change for so many beats gives no sign of life.
-const SILENT_BEATS: u32 = 3;
+/// A rank has no heartbeat if its report does not change for this many intervals.
+const MISSED_HEARTBEATS: u32 = 3;
 
 /// Lines of a report.
 const LINES_MAX: usize = 64;
@@ -44,17 +44,17 @@ impl Watchdog {
         limit: Duration,
         doing: impl Fn() -> String + Send + 'static,
     ) -> Result<Self> {
-        let beat = BEAT.min(limit / SILENT_BEATS);
-        let watch = Watch { store: store.again()?, rank, size, limit, beat };
-        watch.say(0, &doing())?;
+        let interval = HEARTBEAT.min(limit / MISSED_HEARTBEATS);
+        let watch = Watch { store: store.again()?, rank, size, limit, interval };
+        watch.publish(0, &doing())?;
         let (stop, stopped) = mpsc::channel();
         let name = format!("watch-{rank}");
         let run = move || {
-            let mut beats = 0;
-            while stopped.recv_timeout(watch.beat) == Err(RecvTimeoutError::Timeout) {
-                beats += 1;
-                // Without a store there is nobody to tell; the rank itself will notice.
-                if watch.say(beats, &doing()).is_err() {
+            let mut heartbeats = 0;
+            while stopped.recv_timeout(watch.interval) == Err(RecvTimeoutError::Timeout) {
+                heartbeats += 1;
+                // Without a store no report is possible; the rank itself will notice.
+                if watch.publish(heartbeats, &doing()).is_err() {
                     return;
                 }
             }
@@ -72,7 +72,7 @@ impl Drop for Watchdog {
     fn drop(&mut self) {
         drop(self.stop.take());
         if let Some(thread) = self.thread.take() {
-            // It panics for no reason of ours, and then has already said so.
+            // A panic of the thread is already on standard error.
             _ = thread.join();
         }
     }
@@ -83,42 +83,43 @@ struct Watch {
     rank: usize,
     size: usize,
     limit: Duration,
-    beat: Duration,
+    interval: Duration,
 }
 
 impl Watch {
-    fn say(&self, beats: u64, doing: &str) -> bridge::Result<()> {
-        self.store.tell_waits(self.beat / 4)?;
+    fn publish(&self, heartbeats: u64, doing: &str) -> bridge::Result<()> {
+        self.store.tell_waits(self.interval / 4)?;
         let waits = self.store.waits();
         let text = describe(doing, waits.first());
-        self.store.set(&format!("doing/{}", self.rank), format!("{beats}\n{text}").as_bytes())?;
+        self.store
+            .set(&format!("doing/{}", self.rank), format!("{heartbeats}\n{text}").as_bytes())?;
         if waits.first().is_some_and(|wait| wait.age >= self.limit) && self.is_first()? {
             self.report(&text)?;
         }
         Ok(())
     }
 
-    /// Whether no other rank has reported in this while. Clocks that differ make a second report.
+    /// Whether no other rank has reported in this period. If clocks differ, two ranks may report.
     fn is_first(&self) -> bridge::Result<bool> {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        let while_no = now.as_millis() / self.limit.as_millis().max(1);
-        Ok(self.store.add(&format!("told/{while_no}"), 1)? == 1)
+        let period = now.as_millis() / self.limit.as_millis().max(1);
+        Ok(self.store.add(&format!("told/{period}"), 1)? == 1)
     }
 
     fn report(&self, own: &str) -> bridge::Result<()> {
-        let before = self.all()?;
-        thread::sleep(self.beat * SILENT_BEATS);
-        let after = self.all()?;
+        let before = self.read_all()?;
+        thread::sleep(self.interval * MISSED_HEARTBEATS);
+        let after = self.read_all()?;
         let mut lines = Vec::new();
         let mut silent = Vec::new();
         for (rank, (before, after)) in before.into_iter().zip(after).enumerate() {
-            match after.as_deref().and_then(|said| said.split_once('\n')) {
-                // Our own thread is here.
+            match after.as_deref().and_then(|text| text.split_once('\n')) {
+                // This rank reports now, so it is alive.
                 _ if rank == self.rank => lines.push(format!("  rank {rank}: {own}")),
-                Some((_, said)) if before != after => lines.push(format!("  rank {rank}: {said}")),
-                Some((_, said)) => {
+                Some((_, text)) if before != after => lines.push(format!("  rank {rank}: {text}")),
+                Some((_, text)) => {
                     silent.push(rank);
-                    lines.push(format!("  rank {rank}: no heartbeat; last: {said}"));
+                    lines.push(format!("  rank {rank}: no heartbeat; last: {text}"));
                 }
                 None => {
                     silent.push(rank);
@@ -142,13 +143,13 @@ impl Watch {
         Ok(())
     }
 
-    /// What each rank said last.
-    fn all(&self) -> bridge::Result<Vec<Option<String>>> {
-        let said = |rank| {
-            let said = self.store.look(&format!("doing/{rank}"))?;
-            Ok(said.map(|said| String::from_utf8_lossy(&said).into_owned()))
+    /// The last report of each rank.
+    fn read_all(&self) -> bridge::Result<Vec<Option<String>>> {
+        let read = |rank| {
+            let bytes = self.store.look(&format!("doing/{rank}"))?;
+            Ok(bytes.map(|bytes| String::from_utf8_lossy(&bytes).into_owned()))
         };
-        (0..self.size).map(said).collect()
+        (0..self.size).map(read).collect()
     }
 }
 

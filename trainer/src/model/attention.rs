@@ -1,4 +1,4 @@
-//! Attention, who sees whom, and the turning of queries and keys by their positions.
+//! Attention, its masks, and the rotation of queries and keys by their positions.
 
 use tch::{Device, Kind, Tensor};
 
@@ -7,36 +7,36 @@ use super::micro::Text;
 use crate::Result;
 use crate::dtype::at_least_f32;
 
-/// What a text sees of another, or of itself.
+/// Which tokens of a text, or of another text, the tokens of a text attend to.
 #[derive(Debug, Default)]
 pub(super) enum AttentionMask {
-    /// Everything.
+    /// All tokens.
     #[default]
     All,
-    /// Itself, and what is before.
+    /// The token itself, and earlier ones.
     Back,
-    /// What is added to the logits: nothing where a query sees a key, a very negative number where
-    /// it does not. `[rows or 1, 1, queries, keys]`.
+    /// Added to the logits: 0 where a query attends to a key, a very negative number where it does
+    /// not. `[rows or 1, 1, queries, keys]`.
     Mask(Tensor),
 }
 
 impl AttentionMask {
-    /// How a text sees itself: the tokens of the same run, and with `is_causal` no later ones.
+    /// The mask within a text: the tokens of the same run, and with `is_causal` no later ones.
     pub(super) fn of(text: &Text, is_causal: bool, kind: Kind) -> Result<Self> {
         match (&text.runs, is_causal) {
             (None, false) => Ok(AttentionMask::All),
             (None, true) => Ok(AttentionMask::Back),
             (Some(runs), _) => {
-                let mut sees = same_run(runs, runs)?;
+                let mut visible = same_run(runs, runs)?;
                 if is_causal {
-                    sees = sees.f_tril(0)?;
+                    visible = visible.f_tril(0)?;
                 }
-                Ok(AttentionMask::Mask(mask(&sees, kind)?))
+                Ok(AttentionMask::Mask(mask(&visible, kind)?))
             }
         }
     }
 
-    /// How an answer sees its text: a run sees the run of the same number.
+    /// The mask from an answer to its text: a run attends to the run of the same number.
     pub(super) fn across(answer: &Text, text: &Text, kind: Kind) -> Result<Self> {
         if answer.runs.is_none() && text.runs.is_none() {
             return Ok(AttentionMask::All);
@@ -48,11 +48,11 @@ impl AttentionMask {
         Ok(AttentionMask::Mask(mask(&same_run(&runs(answer)?, &runs(text)?)?, kind)?))
     }
 
-    /// With a mask in the place of [`AttentionMask::Back`], for what is to be added to it.
-    pub(super) fn spelled_out(self, len: i64, kind: Kind, device: Device) -> Result<Self> {
+    /// Replaces [`AttentionMask::Back`] by an explicit mask, to which a bias can be added.
+    pub(super) fn explicit(self, len: i64, kind: Kind, device: Device) -> Result<Self> {
         let AttentionMask::Back = self else { return Ok(self) };
-        let sees = Tensor::f_ones([1, len, len], (Kind::Bool, device))?.f_tril(0)?;
-        Ok(AttentionMask::Mask(mask(&sees, kind)?))
+        let visible = Tensor::f_ones([1, len, len], (Kind::Bool, device))?.f_tril(0)?;
+        Ok(AttentionMask::Mask(mask(&visible, kind)?))
     }
 }
 
@@ -61,12 +61,12 @@ fn same_run(queries: &Tensor, keys: &Tensor) -> Result<Tensor> {
     Ok(queries.f_unsqueeze(2)?.f_eq_tensor(&keys.f_unsqueeze(1)?)?)
 }
 
-fn mask(sees: &Tensor, kind: Kind) -> Result<Tensor> {
-    // Finite, so that a query that sees nothing has even weights rather than none. Sums with a
-    // logit stay finite too, and products with the binary logarithm of e, as in kernels of GPUs.
+fn mask(visible: &Tensor, kind: Kind) -> Result<Tensor> {
+    // Finite, so that a query that attends to nothing has uniform weights rather than NaN. Sums
+    // with a logit stay finite too, and products with the binary logarithm of e, as in GPU kernels.
     let hidden = if kind == Kind::Half { -6.0e4 } else { -1.0e30 };
-    let zeros = sees.f_zeros_like()?.f_to_kind(kind)?;
-    Ok(zeros.f_masked_fill(&sees.f_logical_not()?, hidden)?.f_unsqueeze(1)?)
+    let zeros = visible.f_zeros_like()?.f_to_kind(kind)?;
+    Ok(zeros.f_masked_fill(&visible.f_logical_not()?, hidden)?.f_unsqueeze(1)?)
 }
 
 /// `[rows x len, heads x head_dim]` as `[rows, heads, len, head_dim]`.
@@ -77,23 +77,23 @@ pub(super) fn split_heads(x: &Tensor, rows: i64, head_dim: i64) -> Result<Tensor
 
 /// Attention of queries to keys and values, all `[rows, heads, len, head_dim]`. The logits are
 /// multiplied with `scale`, by default one over the root of `head_dim`. The result is
-/// `[rows x len, heads x head_dim]`. Where weights are dropped, they are there as a matrix, but on
-/// a GPU.
+/// `[rows x len, heads x head_dim]`. If weights are dropped, they are computed as a matrix, except
+/// on a GPU.
 pub(super) fn attend(
     q: &Tensor,
     k: &Tensor,
     v: &Tensor,
-    sight: &AttentionMask,
+    attn_mask: &AttentionMask,
     scale: Option<f64>,
     drops: DropoutSite<'_>,
 ) -> Result<Tensor> {
-    let (mask, is_causal) = match sight {
+    let (mask, is_causal) = match attn_mask {
         AttentionMask::All => (None, false),
         AttentionMask::Back => (None, true),
         AttentionMask::Mask(mask) => (Some(mask), false),
     };
     let mixed = if drops.drops_weights() && !q.device().is_cuda() {
-        assert!(!is_causal, "who makes a sight for training spells it out");
+        assert!(!is_causal, "masks for training are explicit");
         let scale = scale.unwrap_or_else(|| (q.size()[3] as f64).powf(-0.5));
         let mut logits = q.f_mul_scalar(scale)?.f_matmul(&k.f_transpose(2, 3)?)?;
         if let Some(mask) = mask {
@@ -102,15 +102,15 @@ pub(super) fn attend(
         let weights = drops.weights(logits.f_softmax(-1, at_least_f32(v.kind()))?)?;
         weights.f_to_kind(v.kind())?.f_matmul(v)?
     } else {
-        let rate = drops.sow_weights();
+        let rate = drops.seed_weights();
         Tensor::f_scaled_dot_product_attention(q, k, v, mask, rate, is_causal, scale, false)?
     };
     let (rows, heads, len, head_dim) = mixed.size4()?;
     Ok(mixed.f_transpose(1, 2)?.f_reshape([rows * len, heads * head_dim])?)
 }
 
-/// Rotary positions (Su et al. 2021): the pair of numbers `i` and `i + head_dim / 2` is turned by
-/// the position times `theta^(-2 i / head_dim)`.
+/// Rotary positions (Su et al. 2021): the pair of numbers `i` and `i + head_dim / 2` is rotated
+/// by the position times `theta^(-2 i / head_dim)`.
 #[derive(Debug)]
 pub(super) struct Rope {
     /// Each `[rows or 1, 1, len, head_dim / 2]`.
@@ -128,15 +128,15 @@ impl Rope {
         });
         let rates = Tensor::f_from_slice(&rates.collect::<Vec<f32>>())?;
         let positions = positions.f_to_kind(Kind::Float)?.f_unsqueeze(1)?.f_unsqueeze(3)?;
-        // Without waiting for what a GPU still does.
+        // Without waiting for the work of a GPU.
         let rates = rates.f_to_device_(positions.device(), Kind::Float, true, false)?;
         let angles = positions.f_mul(&rates)?;
         let sin = angles.f_sin()?.f_to_kind(kind)?;
         Ok(Rope { cos: angles.f_cos()?.f_to_kind(kind)?, minus_sin: sin.f_neg()?, sin })
     }
 
-    /// Turns queries or keys, `[rows, heads, len, head_dim]`.
-    pub(super) fn turn(&self, x: &Tensor) -> Result<Tensor> {
+    /// Rotates queries or keys, `[rows, heads, len, head_dim]`.
+    pub(super) fn rotate(&self, x: &Tensor) -> Result<Tensor> {
         let halves = x.f_chunk(2, -1)?;
         let [a, b] = &halves[..] else { unreachable!("an even width has two halves") };
         let first = a.f_mul(&self.cos)?.f_addcmul(b, &self.minus_sin)?;

@@ -1,4 +1,4 @@
-//! BERT. The head that says what is hidden sees those tokens only, a sixth of all.
+//! BERT. The head that predicts masked tokens gets only those, a sixth of all.
 
 use std::ops::Range;
 
@@ -7,7 +7,7 @@ use tch::{Kind, Tensor};
 
 use super::attention::AttentionMask;
 use super::head::{self, HeadGrad};
-use super::layers::{StageParams, bend};
+use super::layers::{StageParams, activate};
 use super::micro::{Micro, Targets};
 use super::network::{Context, Network, UnitContext};
 use super::tp::embed;
@@ -25,8 +25,8 @@ impl Network for Bert {
         Ok(Context { text: AttentionMask::of(&micro.text, false, kind)?, ..Context::default() })
     }
 
-    /// The last gives, of each hidden token, what the head takes, and of each row the logits of its
-    /// parts being in order and not.
+    /// The last returns the input of the head for each masked token, and for each row the logits of
+    /// whether its parts are in order.
     fn unit(&self, work: &UnitContext<'_>, unit: usize, inputs: &[Tensor]) -> Result<Vec<Tensor>> {
         let UnitContext { leaves, micro, context, .. } = *work;
         let (layer, rows) = (&self.layers[unit], micro.text.rows());
@@ -46,7 +46,7 @@ impl Network for Bert {
         }
         let x = leaves.tp.enter(&x)?;
         let hidden = leaves.linear(&self.transform, &micro.targets.pick(&x)?)?;
-        let hidden = leaves.norm(&self.transform_norm, &bend(self.activation, &hidden)?)?;
+        let hidden = leaves.norm(&self.transform_norm, &activate(self.activation, &hidden)?)?;
         let first = x.f_view([rows, micro.text.len(), -1])?.f_select(1, 0)?;
         let pooled = leaves.linear(&self.pooler, &first)?.f_tanh()?;
         Ok(vec![hidden, leaves.linear(&self.order, &pooled)?])
@@ -74,7 +74,7 @@ impl Network for Bert {
         let mut grad = head::loss_and_grad(&self.head, leaves, &outs[0], &micro.targets)?;
         let (loss, mut to_order) = order_loss(&outs[1], &micro.targets)?;
         _ = grad.loss.f_add_(&loss)?;
-        // All ranks know all of it, and what goes back from here is summed over them.
+        // All ranks compute all of it, and the gradients from here are summed over them.
         if leaves.tp.rank > 0 {
             _ = to_order.f_zero_()?;
         }
@@ -95,18 +95,18 @@ fn embed_text(bert: &Bert, work: &UnitContext<'_>) -> Result<Tensor> {
     leaves.norm(&bert.norm, &x.f_add(&leaves.positions(bert.positions, text, 0)?)?)
 }
 
-/// The weighted loss of saying whether parts are in order, one f64, and the gradient of the logits,
-/// `[rows, 2]`.
-fn order_loss(logits: &Tensor, due: &Targets) -> Result<(Tensor, Tensor)> {
+/// The weighted loss of predicting whether parts are in order, one f64, and the gradient of the
+/// logits, `[rows, 2]`.
+fn order_loss(logits: &Tensor, targets: &Targets) -> Result<(Tensor, Tensor)> {
     let _no_grad = tch::no_grad_guard();
-    let Some((is_random, weight)) = &due.order else {
+    let Some((is_random, weight)) = &targets.order else {
         return Ok((head::zero(logits)?, logits.f_zeros_like()?));
     };
     let is_random = is_random.f_unsqueeze(1)?;
     let log_probs = logits.f_log_softmax(1, at_least_f32(logits.kind()))?;
     let picked = log_probs.f_gather(1, &is_random, false)?;
     let loss = picked.f_sum(Kind::Double)?.f_mul_scalar(-*weight)?;
-    let due = log_probs.f_zeros_like()?.f_scatter_value(1, &is_random, 1)?;
-    let back = log_probs.f_exp()?.f_sub(&due)?.f_mul_scalar(*weight)?;
+    let expected = log_probs.f_zeros_like()?.f_scatter_value(1, &is_random, 1)?;
+    let back = log_probs.f_exp()?.f_sub(&expected)?.f_mul_scalar(*weight)?;
     Ok((loss, back.f_to_kind(logits.kind())?))
 }

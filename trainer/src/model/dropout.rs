@@ -1,14 +1,13 @@
-//! What is dropped in training, without the state of a generator: it follows from the seed, the
+//! Dropout in training, without the state of a generator: the mask is a function of the seed, the
 //! sample's place in the order, the layer, and the place within it. So it is the same in every
-//! layout, when a layer is computed again, after a resume, and in micro-batches of another size.
-//! Tensor parallel ranks draw their parts of one and the same mask.
+//! layout, when a layer is recomputed, after a resume, and in micro-batches of another size. Tensor
+//! parallel ranks draw their parts of the same mask.
 //!
-//! The draws are made by a loop on the CPU that takes about a nanosecond an element ([`Stream`]),
-//! and one byte of each is kept for the way back. A GPU would wait for that: there libtorch's own
-//! kernels draw, from a generator that is sown anew before each of them. Then a mask follows from
-//! the seed, the first sample of the micro-batch, the layer, and which of the tensor parallel ranks
-//! it is, where they have parts: the same in every layout of replicas and stages, when a layer is
-//! computed again, and after a resume.
+//! A loop on the CPU draws in about a nanosecond an element ([`Stream`]), and keeps one byte of
+//! each for the backward pass. A GPU would wait for that: there libtorch's own kernels draw, from a
+//! generator that is reseeded before each of them. Then a mask is a function of the seed, the first
+//! sample of the micro-batch, the layer, and the tensor parallel rank, if ranks have parts: the
+//! same in every layout of replicas and stages, when a layer is recomputed, and after a resume.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -19,21 +18,21 @@ use crate::Result;
 use crate::config::ModelConfig;
 use recipe::rng::Stream;
 
-/// What a thread draws in the time that it takes to start.
+/// How many elements a thread draws in the time that it takes to start.
 const THREAD_ELEMENTS_MIN: usize = 1 << 16;
 
-/// What is dropped of one micro-batch.
+/// The dropout of one micro-batch.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Dropout {
     seed: u64,
-    /// Of 65,536 numbers between blocks, and of as many weights of attention, so many are dropped.
+    /// How many of 65,536 elements between blocks, and of attention weights, are dropped.
     hidden: u16,
     weights: u16,
     first_sample: u64,
     rows: usize,
 }
 
-/// The same in one place of the network. `None` drops nothing.
+/// The dropout of one place in the network. `None` drops nothing.
 #[derive(Clone, Copy)]
 pub(super) struct DropoutSite<'a> {
     pub(super) dropout: Option<&'a Dropout>,
@@ -43,7 +42,7 @@ pub(super) struct DropoutSite<'a> {
 }
 
 /// Which elements of a whole tensor a rank has: `count` runs of one length, each of them the
-/// `rank`th of `ranks` that lie side by side.
+/// `rank`th of `ranks` adjacent ones.
 #[derive(Clone, Copy)]
 struct LocalElements {
     count: usize,
@@ -52,7 +51,7 @@ struct LocalElements {
 }
 
 impl Dropout {
-    /// `None` if nothing is.
+    /// `None` if nothing is dropped.
     pub(super) fn new(
         config: &ModelConfig,
         seed: u64,
@@ -66,21 +65,21 @@ impl Dropout {
         (hidden > 0 || weights > 0).then_some(Dropout { seed, hidden, weights, first_sample, rows })
     }
 
-    /// Whether weights of attention are dropped, for which they must be there as a matrix.
+    /// Whether attention weights are dropped, which needs them as a matrix.
     pub(super) fn drops_weights(&self) -> bool {
         self.weights > 0
     }
 
-    /// What the current GPU draws next follows from the stream and the first sample, and from the
-    /// rank where several have parts.
-    fn sow(&self, stream: Stream, rank: usize, ranks: usize) {
+    /// Seeds the current GPU from the stream and the first sample, and from the rank if several
+    /// have parts.
+    fn seed_gpu(&self, stream: Stream, rank: usize, ranks: usize) {
         let [a, b, ..] = stream.block(self.first_sample * ranks as u64 + rank as u64);
         Cuda::manual_seed(u64::from(a) << 32 | u64::from(b));
     }
 }
 
 impl DropoutSite<'_> {
-    /// Of what is between blocks: `[tokens, hidden]`, of which a rank may have a run.
+    /// Between blocks: `[tokens, hidden]`, of which a rank may have a run.
     pub(super) fn hidden(self, x: Tensor) -> Result<Tensor> {
         let Tp { rank, size, sequence, .. } = *self.tp;
         let (ranks, rank) = if sequence { (size, rank) } else { (1, 0) };
@@ -88,25 +87,25 @@ impl DropoutSite<'_> {
         self.apply("", rate, x, LocalElements { count: 1, ranks, rank })
     }
 
-    /// Of what is within a block: `[tokens, width]`, of which a rank has a part of the width.
+    /// Within a block: `[tokens, width]`, of which a rank has a part of the width.
     pub(super) fn inner(self, x: Tensor) -> Result<Tensor> {
         let Tp { rank, size: ranks, .. } = *self.tp;
         let count = x.size()[0] as usize; // fits: of memory
         self.apply(".inner", |dropout| dropout.hidden, x, LocalElements { count, ranks, rank })
     }
 
-    /// Of the weights of attention: `[rows, heads, queries, keys]`, of which a rank has some heads.
+    /// Of the attention weights: `[rows, heads, queries, keys]`, of which a rank has some heads.
     pub(super) fn weights(self, x: Tensor) -> Result<Tensor> {
         let Tp { rank, size: ranks, .. } = *self.tp;
         let count = x.size()[0] as usize; // fits: of memory
         self.apply(".weights", |dropout| dropout.weights, x, LocalElements { count, ranks, rank })
     }
 
-    /// Sows what a fused kernel of attention on a GPU draws the dropped weights from, and says what
-    /// part of them that is.
-    pub(super) fn sow_weights(self) -> f64 {
+    /// Seeds the generator of a fused attention kernel on a GPU, and returns which part of the
+    /// weights it drops.
+    pub(super) fn seed_weights(self) -> f64 {
         let Some(dropout) = self.dropout.filter(|it| it.drops_weights()) else { return 0.0 };
-        dropout.sow(self.stream(dropout, ".weights"), self.tp.rank, self.tp.size);
+        dropout.seed_gpu(self.stream(dropout, ".weights"), self.tp.rank, self.tp.size);
         part_of(dropout.weights)
     }
 
@@ -129,15 +128,15 @@ impl DropoutSite<'_> {
         let stream = self.stream(dropout, place);
         let (elements, LocalElements { count, ranks, rank }) = (x.numel(), part);
         if x.device().is_cuda() {
-            dropout.sow(stream, rank, ranks);
+            dropout.seed_gpu(stream, rank, ranks);
             return Ok(x.f_native_dropout(part_of(rate), true)?.0);
         }
         let (len, of_sample) = (elements / count, elements * ranks / dropout.rows);
         let first_sample = dropout.first_sample;
         let draw = Draw { stream, rate, first_sample, of_sample, len, ranks, rank };
         let dropped = Tensor::f_from_slice(&draw.all(elements))?;
-        // Bytes of 0 and 1 are what booleans are. A product with them takes two thirds of the time
-        // of filling with zeros, and keeps no more.
+        // Bytes of 0 and 1 are booleans. A product with them takes two thirds of the time of
+        // filling with zeros, and keeps no more memory.
         let dropped = dropped.f_view_dtype(Kind::Bool)?.f_view(x.size().as_slice())?;
         let kept = dropped.f_logical_not()?;
         Ok(x.f_mul(&kept)?.f_mul_scalar_(1.0 / (1.0 - part_of(rate)))?)
@@ -153,7 +152,7 @@ fn part_of(rate: u16) -> f64 {
     f64::from(rate) / 65_536.0
 }
 
-/// How a rank draws what is dropped of its part of a tensor.
+/// How a rank draws the dropout of its part of a tensor.
 #[derive(Clone, Copy)]
 struct Draw {
     stream: Stream,

@@ -27,10 +27,10 @@ impl Network for Gpt {
             };
             Rope::new(&positions, self.head_dim, theta, kind)
         });
-        // A single new token may look at everything; several are only allowed as the first.
-        let sight =
+        // A single new token attends to everything; several are only allowed at the start.
+        let attn_mask =
             if past == 0 { AttentionMask::of(text, true, kind)? } else { AttentionMask::All };
-        Ok(Context { text: sight, rope: rope.transpose()?, past, ..Context::default() })
+        Ok(Context { text: attn_mask, rope: rope.transpose()?, past, ..Context::default() })
     }
 
     fn unit(&self, work: &UnitContext<'_>, unit: usize, inputs: &[Tensor]) -> Result<Vec<Tensor>> {
@@ -76,7 +76,7 @@ fn embed_text(gpt: &Gpt, work: &UnitContext<'_>) -> Result<Tensor> {
     Ok(words.f_view([rows, len, -1])?.f_add(&positions)?.f_view([rows * len, -1])?)
 }
 
-/// Attention of queries, keys and values, which lie one after the other.
+/// Attention of the queries, keys and values of a fused product.
 fn mix(gpt: &Gpt, work: &UnitContext<'_>, unit: usize, parts: &[Tensor]) -> Result<Tensor> {
     let rows = work.micro.text.rows();
     let [q, k, v] = parts else { unreachable!("three matrices are fused") };
@@ -84,7 +84,7 @@ fn mix(gpt: &Gpt, work: &UnitContext<'_>, unit: usize, parts: &[Tensor]) -> Resu
     let mut k = split_heads(k, rows, gpt.head_dim)?;
     let mut v = split_heads(v, rows, gpt.head_dim)?;
     if let Some(rope) = &work.context.rope {
-        (q, k) = (rope.turn(&q)?, rope.turn(&k)?);
+        (q, k) = (rope.rotate(&q)?, rope.rotate(&k)?);
     }
     if let Some(cache) = &work.cache {
         (k, v) = cache.borrow_mut().extend(unit, k, v)?;

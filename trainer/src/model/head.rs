@@ -3,20 +3,20 @@
 //!
 //! So the head has its own forward and backward, a chunk of rows at a time. With `P` the softmax of
 //! the logits `h W^T + b`, and `Y` one-hot targets, the gradient of the loss by the logits is
-//! `diag(w) (P - Y)`, where `w` weighs each token. The factor goes to the thin side of both
+//! `diag(w) (P - Y)`, where `w` weighs each token. The factor is applied to the thin side of both
 //! products:
 //!
 //! ```text
 //! dh = diag(w) ((P - Y) W)          dW = (P - Y)^T (diag(w) h)          db = (P - Y)^T w
 //! ```
 //!
-//! and the logits are walked only by two matrix products, the softmax and one exponential. The
-//! softmax and the loss are f32 at least, whatever the weights are.
+//! and only two matrix products, the softmax and one exponential pass over the logits. The softmax
+//! and the loss are f32 at least, whatever the weights are.
 //!
-//! Tensor parallel ranks each have an equal run of the vocabulary and tell one another three
-//! numbers a token: the largest logit, the sum of the exponentials, and the logit that was due.
-//! `dh` is what follows from a rank's own run; its sum over the ranks is taken where the hidden
-//! states entered. Padding of the vocabulary is minus infinity before the largest is taken.
+//! Tensor parallel ranks each have an equal run of the vocabulary and exchange three numbers a
+//! token: the largest logit, the sum of the exponentials, and the logit of the label. Each rank
+//! computes `dh` of its own run; [`Tp::enter`] sums it over the ranks in its backward pass. Padding
+//! of the vocabulary is set to minus infinity before the maximum.
 
 use recipe::model::{Head, head_chunk_rows};
 use tch::{Kind, Tensor};
@@ -27,20 +27,20 @@ use super::micro::Targets;
 use crate::Result;
 use crate::dtype::at_least_f32;
 
-/// What goes back from the head.
+/// The loss and the gradients of the head.
 #[derive(Debug)]
 pub struct HeadGrad {
-    /// The weighted sum of the tokens' losses, in nats: one f64 where the outs are, so that nobody
-    /// waits for it here.
+    /// The weighted sum of the tokens' losses, in nats: one f64 on the device of the outs, so that
+    /// the CPU does not wait for it here.
     pub loss: Tensor,
-    /// Gradients of what [`super::Pass::outs`] gave: their shapes and dtype.
+    /// Gradients of [`super::Pass::outs`], in their shapes and dtype.
     pub outs: Vec<Tensor>,
     /// Gradients of the head's parameters, f32: the place in [`super::Stage::uses`], and the
     /// gradient there.
     pub uses: Vec<(usize, Tensor)>,
 }
 
-/// The parameters themselves.
+/// The parameters of the head.
 struct Weights<'a> {
     weight: &'a Tensor,
     bias: Option<&'a Tensor>,
@@ -64,15 +64,15 @@ pub(super) fn loss(
     head: &Head,
     leaves: StageParams<'_>,
     hidden: &Tensor,
-    due: &Targets,
+    targets: &Targets,
 ) -> Result<Tensor> {
     let _no_grad = tch::no_grad_guard();
     let weights = Weights::new(head, leaves);
     let mut sum = zero(hidden)?;
     for (first, rows) in chunks(hidden) {
         let hidden = hidden.f_narrow(0, first, rows)?;
-        let labels = due.labels.f_narrow(0, first, rows)?;
-        _ = sum.f_sub_(&due.weigh(&weights.softmax(&hidden, &labels)?.0, first, rows)?)?;
+        let labels = targets.labels.f_narrow(0, first, rows)?;
+        _ = sum.f_sub_(&targets.weigh(&weights.softmax(&hidden, &labels)?.0, first, rows)?)?;
     }
     Ok(sum)
 }
@@ -83,7 +83,7 @@ pub(super) fn loss_and_grad(
     head: &Head,
     leaves: StageParams<'_>,
     hidden: &Tensor,
-    due: &Targets,
+    targets: &Targets,
 ) -> Result<HeadGrad> {
     let _no_grad = tch::no_grad_guard();
     let weights = Weights::new(head, leaves);
@@ -95,12 +95,12 @@ pub(super) fn loss_and_grad(
     let mut to_bias = weights.bias.map(zeros).transpose()?;
     for (first, rows) in chunks(hidden) {
         let chunk = hidden.f_narrow(0, first, rows)?;
-        let labels = due.labels.f_narrow(0, first, rows)?;
+        let labels = targets.labels.f_narrow(0, first, rows)?;
         let (picked, mut residue) = weights.softmax(&chunk, &labels)?;
-        _ = loss.f_sub_(&due.weigh(&picked, first, rows)?)?;
-        weights.subtract_due(&mut residue, &labels)?;
+        _ = loss.f_sub_(&targets.weigh(&picked, first, rows)?)?;
+        weights.subtract_targets(&mut residue, &labels)?;
 
-        let counts = due.weights.f_narrow(0, first, rows)?.f_to_kind(wide)?;
+        let counts = targets.weights.f_narrow(0, first, rows)?.f_to_kind(wide)?;
         if let Some(to_bias) = &mut to_bias {
             _ = to_bias.f_addmv_(&residue.f_tr()?, &counts)?;
         }
@@ -169,8 +169,8 @@ impl<'a> Weights<'a> {
         Ok((picked.f_sub(&sum.f_log()?)?, logits))
     }
 
-    /// Probabilities to what they are too much by.
-    fn subtract_due(&self, probs: &mut Tensor, labels: &Tensor) -> Result<()> {
+    /// Subtracts the one-hot targets from probabilities.
+    fn subtract_targets(&self, probs: &mut Tensor, labels: &Tensor) -> Result<()> {
         let rows = labels.size()[0];
         let mut minus_one = probs.f_new_full([rows, 1], -1, (probs.kind(), probs.device()))?;
         let (labels, is_elsewhere) = self.own_labels(labels)?;
@@ -181,7 +181,7 @@ impl<'a> Weights<'a> {
         Ok(())
     }
 
-    /// Labels as rows of this rank, and which of them are another's and stand at 0.
+    /// Labels as rows of this rank, and which of them are another rank's and set to 0.
     fn own_labels(&self, labels: &Tensor) -> Result<(Tensor, Tensor)> {
         let own = labels.f_sub_scalar(self.first)?;
         let is_elsewhere = own.f_lt(0)?.f_logical_or(&own.f_ge(self.weight.size()[0])?)?;
@@ -197,7 +197,7 @@ impl Targets {
     }
 }
 
-/// One f64 of nothing, where `like` is.
+/// One f64 of 0, on the device of `like`.
 pub(super) fn zero(like: &Tensor) -> Result<Tensor> {
     Ok(Tensor::f_zeros([0_i64; 0], (Kind::Double, like.device()))?)
 }

@@ -7,14 +7,14 @@ use crate::Result;
 #[derive(Debug, Default)]
 pub struct KvCache {
     layers: Vec<(Tensor, Tensor)>,
-    /// Of what an encoder gave, a pair a layer, and that itself.
+    /// Keys and values of the output of an encoder, a pair a layer, and that output.
     across: Vec<(Tensor, Tensor)>,
     pub(super) given: Option<Tensor>,
     pub(super) tokens: i64,
 }
 
 impl KvCache {
-    /// Of a decoder that answers to what an encoder gave.
+    /// For a decoder that attends to the output of an encoder.
     pub(super) fn of(given: Tensor) -> Self {
         KvCache { given: Some(given), ..KvCache::default() }
     }
@@ -25,7 +25,7 @@ impl KvCache {
         self.tokens
     }
 
-    /// Keys and values of what an encoder gave, made once for each layer, in their order.
+    /// Keys and values of the output of an encoder, made once for each layer, in their order.
     pub(super) fn across(
         &mut self,
         layer: usize,
@@ -38,7 +38,7 @@ impl KvCache {
         Ok((k.shallow_clone(), v.shallow_clone()))
     }
 
-    /// Adds keys and values of a layer, and gives all there are.
+    /// Adds keys and values of a layer, and returns all of them.
     pub(super) fn extend(
         &mut self,
         layer: usize,

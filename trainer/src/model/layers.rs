@@ -1,5 +1,5 @@
-//! What the parts of a network compute with the tensors of their parameters; `[tokens, width]` goes
-//! in and comes out.
+//! The operations of a network on the tensors of its parameters, from `[tokens, width]` to
+//! `[tokens, width]`.
 //!
 //! Tensor parallel ranks [`enter`](Tp::enter) before the first matrix of a block, which is cut by
 //! its outputs, and [`leave`](Tp::leave) after the last, cut by its inputs.
@@ -15,7 +15,7 @@ use super::tp::embed;
 use crate::Result;
 use crate::config::Activation;
 
-/// The tensors that a stage computes with, one a use, and who computes.
+/// The tensors that a stage computes with, one a use, and its tensor parallel ranks.
 #[derive(Clone, Copy)]
 pub(super) struct StageParams<'a> {
     pub(super) tensors: &'a [Tensor],
@@ -54,7 +54,7 @@ impl<'a> StageParams<'a> {
         if weight.dim() == 2 {
             return Ok(self.linear(matrix, x)?.f_chunk(count, 1)?);
         }
-        // A rank's parts of the fused matrices lie one after the other.
+        // A rank's parts of the fused matrices are consecutive.
         let (_, inputs, outputs) = weight.size3()?;
         let x = x.f_unsqueeze(0)?.f_expand([count, x.size()[0], inputs], false)?;
         let products = match self.bias(matrix) {
@@ -76,8 +76,8 @@ impl<'a> StageParams<'a> {
         })
     }
 
-    /// The rows of a table that are those of a text's positions, which count on from `past` unless
-    /// the text says else: `[tokens, width]`, of this rank's tokens.
+    /// The rows of a table that are those of a text's positions, which count from `past` unless
+    /// the text has its own: `[tokens, width]`, of this rank's tokens.
     pub(super) fn positions(self, table: UseId, text: &Text, past: i64) -> Result<Tensor> {
         let options = (Kind::Int64, text.ids.device());
         let places = match &text.positions {
@@ -98,28 +98,28 @@ impl<'a> StageParams<'a> {
         })
     }
 
-    /// Keys and values of what is seen and has entered, `[rows, heads, len, head_dim]` each.
+    /// Keys and values of `x`, after [`Tp::enter`], `[rows, heads, len, head_dim]` each.
     pub(super) fn seen(self, of: &Attention, x: &Tensor, rows: i64) -> Result<(Tensor, Tensor)> {
         let heads = |matrix| split_heads(&self.linear(matrix, x)?, rows, of.head_dim);
         Ok((heads(&of.k)?, heads(&of.v)?))
     }
 
-    /// What `x` makes of what it sees, with what is left of it in training; it has entered.
+    /// Attention of `x`, after [`Tp::enter`], to keys and values, with dropout in training.
     pub(super) fn attention(
         self,
         of: &Attention,
         x: &Tensor,
         (k, v): &(Tensor, Tensor),
-        sight: &AttentionMask,
+        attn_mask: &AttentionMask,
         scale: Option<f64>,
         drops: DropoutSite<'_>,
     ) -> Result<Tensor> {
         let q = split_heads(&self.linear(&of.q, x)?, k.size()[0], of.head_dim)?;
-        let mixed = attend(&q, k, v, sight, scale, drops)?;
+        let mixed = attend(&q, k, v, attn_mask, scale, drops)?;
         drops.hidden(self.linear_and_leave(&of.out, &mixed)?)
     }
 
-    /// The block that works on each token by itself.
+    /// The block that computes each token independently.
     pub(super) fn feed_forward(
         self,
         block: &FeedForward,
@@ -127,14 +127,14 @@ impl<'a> StageParams<'a> {
         drops: DropoutSite<'_>,
     ) -> Result<Tensor> {
         let x = self.tp.enter(x)?;
-        let bend = |x: &Tensor| bend(block.activation, x);
+        let activate = |x: &Tensor| activate(block.activation, x);
         let mut inner = match &block.gate {
-            Some(gate) => bend(&self.linear(gate, &x)?)?.f_mul(&self.linear(&block.up, &x)?)?,
+            Some(gate) => activate(&self.linear(gate, &x)?)?.f_mul(&self.linear(&block.up, &x)?)?,
             None if block.activation.is_gated() => {
                 let parts = self.fused(&block.up, &x, 2)?;
-                bend(&parts[0])?.f_mul(&parts[1])?
+                activate(&parts[0])?.f_mul(&parts[1])?
             }
-            None => bend(&self.linear(&block.up, &x)?)?,
+            None => activate(&self.linear(&block.up, &x)?)?,
         };
         if block.drops_inner {
             inner = drops.inner(inner)?;
@@ -143,8 +143,8 @@ impl<'a> StageParams<'a> {
     }
 }
 
-/// The function between the matrices; of a gated one, that of the gate.
-pub(super) fn bend(activation: Activation, x: &Tensor) -> Result<Tensor> {
+/// The activation function; for a gated one, that of the gate.
+pub(super) fn activate(activation: Activation, x: &Tensor) -> Result<Tensor> {
     Ok(match activation {
         Activation::Gelu => x.f_gelu("none")?,
         Activation::GeluTanh | Activation::GegluTanh => x.f_gelu("tanh")?,

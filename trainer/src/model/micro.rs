@@ -9,7 +9,7 @@ pub struct Micro {
     /// The sample in its first row, as a place in the order of samples.
     pub(super) first_sample: u64,
     pub(super) text: Text,
-    /// What a decoder is to say of the text.
+    /// The input of the decoder.
     pub(super) answer: Option<Text>,
     pub(super) targets: Targets,
 }
@@ -21,18 +21,19 @@ pub(super) struct Text {
     pub(super) ids: Tensor,
     /// Shape as `ids`; `None` if they count from 0.
     pub(super) positions: Option<Tensor>,
-    /// Which run a token is in, shape as `ids`: it sees its own run only. `None` if a row is one.
+    /// Which run a token is in, shape as `ids`: it attends only to its own run. `None` if a row is
+    /// one run.
     pub(super) runs: Option<Tensor>,
     /// The kind of each token, shape as `ids`.
     pub(super) types: Option<Tensor>,
 }
 
-/// What the model should have said.
+/// The expected predictions.
 #[derive(Debug)]
 pub(super) struct Targets {
     /// The tokens that count, counted through all rows; `None` for all.
     pub(super) places: Option<Tensor>,
-    /// What is due there: `[places]`, i64.
+    /// The expected ids there: `[places]`, i64.
     pub(super) labels: Tensor,
     /// How much each counts: `[places]`, f32.
     pub(super) weights: Tensor,
@@ -40,7 +41,7 @@ pub(super) struct Targets {
     pub(super) order: Option<(Tensor, f64)>,
 }
 
-/// What counts how much in the loss of a step: one over how many of them the step has.
+/// Weights in the loss of a step: one over the count of tokens, or of samples, of the step.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LossWeights {
     /// Of a token.
@@ -50,7 +51,7 @@ pub struct LossWeights {
 }
 
 impl Micro {
-    /// Of a decoder.
+    /// For a decoder.
     ///
     /// # Errors
     /// [`crate::Error::Torch`].
@@ -67,20 +68,20 @@ impl Micro {
         Ok(Micro { first_sample: batch.first_sample, text, answer: None, targets })
     }
 
-    /// Of T5, as Megatron hides spans.
+    /// For T5, with spans masked as in Megatron.
     ///
     /// # Errors
     /// [`crate::Error::Torch`].
     pub fn t5(batch: &T5Batch, weights: LossWeights) -> Result<Self> {
         let mut text = Text::new(&batch.encoder_tokens, batch.rows, batch.encoder_len)?;
         text.runs = text.padded(&batch.encoder_mask)?;
-        // The padding comes last, where no token looks that counts.
+        // The padding is last, and no counted token attends to it.
         let answer = Text::new(&batch.decoder_tokens, batch.rows, batch.decoder_len)?;
         let targets = Targets::of(&batch.labels, &batch.loss_mask, weights.token)?;
         Ok(Micro { first_sample: batch.first_sample, text, answer: Some(answer), targets })
     }
 
-    /// Of CPM-2.
+    /// For CPM-2.
     ///
     /// # Errors
     /// [`crate::Error::Torch`].
@@ -95,7 +96,7 @@ impl Micro {
         Ok(Micro { first_sample: batch.first_sample, text, answer: Some(answer), targets })
     }
 
-    /// Of BERT.
+    /// For BERT.
     ///
     /// # Errors
     /// [`crate::Error::Torch`].
@@ -113,7 +114,7 @@ impl Micro {
         Ok(Micro { first_sample: batch.first_sample, text, answer: None, targets })
     }
 
-    /// Tokens to go on from, `[rows, len]`, nothing due; as a text and as an answer.
+    /// Tokens to continue, `[rows, len]`, without targets; as a text and as an answer.
     ///
     /// # Errors
     /// [`crate::Error::Torch`].
@@ -131,7 +132,7 @@ impl Micro {
 }
 
 impl Micro {
-    /// The same on a device. A GPU is given it from page-locked memory, while it computes.
+    /// The same on a device. A GPU copies it from page-locked memory, while it computes.
     pub(crate) fn on(mut self, device: Device) -> Result<Self> {
         if device == Device::Cpu {
             return Ok(self);
@@ -142,20 +143,20 @@ impl Micro {
         let tensors = texts.flat_map(|Text { ids, positions, runs, types }| {
             [Some(ids), positions.as_mut(), runs.as_mut(), types.as_mut()].into_iter().flatten()
         });
-        let due =
+        let target_tensors =
             [Some(labels), Some(weights), places.as_mut(), order.as_mut().map(|it| &mut it.0)];
-        for tensor in tensors.chain(due.into_iter().flatten()) {
-            // The public one warns of its own argument, each time.
+        for tensor in tensors.chain(target_tensors.into_iter().flatten()) {
+            // The public function warns about its argument on every call.
             let pinned = tensor.f_internal_pin_memory(device)?;
             *tensor = pinned.f_to_device_(device, tensor.kind(), true, false)?;
         }
         Ok(self)
     }
 
-    /// What a decoder is to say.
+    /// The input of the decoder.
     ///
     /// # Panics
-    /// If this is a micro-batch of another family: whoever reads the data goes by the config.
+    /// If this is a micro-batch of another family: the config selects the family of the data.
     pub(super) fn answer(&self) -> &Text {
         self.answer.as_ref().expect("a micro-batch of an encoder and a decoder")
     }
@@ -175,7 +176,7 @@ impl Text {
         self.ids.size()[1]
     }
 
-    /// Numbers of the tokens; `None` of no numbers.
+    /// One value per token; `None` if there are none.
     fn shaped(&self, values: &[i64]) -> Result<Option<Tensor>> {
         if values.is_empty() {
             return Ok(None);
@@ -183,7 +184,7 @@ impl Text {
         Ok(Some(Tensor::f_from_slice(values)?.f_view([self.rows(), self.len()])?))
     }
 
-    /// The runs that begin at some bounds.
+    /// The runs that start at some bounds.
     fn bounded(&self, bounds: &SequenceBounds) -> Result<Option<Tensor>> {
         if bounds.offsets().is_empty() {
             return Ok(None);
@@ -206,16 +207,16 @@ impl Targets {
         let counts = || mask.iter().zip(0..).filter(|(mask, _)| **mask != 0.0);
         let places: Vec<i64> = counts().map(|(_, place)| place).collect();
         let weights: Vec<f32> = counts().map(|(mask, _)| *mask).collect();
-        let due: Vec<i64> = places.iter().map(|place| labels[*place as usize]).collect();
+        let expected: Vec<i64> = places.iter().map(|place| labels[*place as usize]).collect();
         Ok(Targets {
             places: Some(Tensor::f_from_slice(&places)?),
-            labels: Tensor::f_from_slice(&due)?,
+            labels: Tensor::f_from_slice(&expected)?,
             weights: Tensor::f_from_slice(&weights)?.f_mul_scalar(weight)?,
             order: None,
         })
     }
 
-    /// What counts of something with a row for each token.
+    /// The counted rows of a tensor with a row for each token.
     pub(super) fn pick(&self, x: &Tensor) -> Result<Tensor> {
         match &self.places {
             Some(places) => Ok(x.f_index_select(0, places)?),

@@ -1,7 +1,7 @@
 //! The networks: GPT, T5 and BERT, as lists of units that a pipeline may be cut between.
 //!
 //! A [`Model`] is a [`Blueprint`] that computes; a [`Stage`] is a run of its units on one rank.
-//! Parameters are plain lists of tensors that somebody else owns: the same code runs on f32 weights
+//! Parameters are plain lists of tensors that the caller owns: the same code runs on f32 weights
 //! and on their bf16 copies.
 //!
 //! In reading order: `init` sets initial values, `micro` is a batch as tensors, `tp` the ranks that
@@ -41,11 +41,11 @@ use crate::config::ModelConfig;
 use dropout::Dropout;
 use network::Network;
 
-/// A blueprint and what computes by it.
+/// A blueprint with the seed of dropout.
 #[derive(Clone, Debug)]
 pub struct Model {
     blueprint: Arc<Blueprint>,
-    /// Of what is dropped in training.
+    /// Of dropout.
     seed: u64,
 }
 
@@ -58,20 +58,20 @@ impl Deref for Model {
 }
 
 impl Model {
-    /// From a checked config, to be cut among so many tensor parallel ranks.
+    /// From a checked config, to be divided among `tp` tensor parallel ranks.
     #[must_use]
     pub fn new(config: &ModelConfig, tp: u64) -> Self {
         Model { blueprint: Arc::new(Blueprint::new(config, tp)), seed: 0 }
     }
 
-    /// With this seed of what is dropped in training, instead of 0.
+    /// With this seed of dropout, instead of 0.
     #[must_use]
     pub fn seeded(self, seed: u64) -> Self {
         Model { seed, ..self }
     }
 
-    /// A run of units on one rank of `tp`. `recomputes` says which of them are computed again for
-    /// their backward pass instead of keeping what it needs.
+    /// A run of units on one rank of `tp`. `recomputes` selects the units that are recomputed for
+    /// their backward pass instead of saving their activations.
     ///
     /// # Panics
     /// If there are no such units.
@@ -89,7 +89,7 @@ impl Model {
         }
     }
 
-    /// What is dropped of a micro-batch in training.
+    /// The dropout of a micro-batch in training.
     fn dropout(&self, micro: &Micro) -> Option<Dropout> {
         Dropout::new(self.config(), self.seed, micro.first_sample, micro.text.rows())
     }

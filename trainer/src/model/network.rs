@@ -12,9 +12,9 @@ use super::micro::Text;
 use super::{KvCache, Micro};
 use crate::Result;
 
-/// A family, seen from a stage: units that take tensors and give tensors.
+/// A family, from the view of a stage: units that map tensors to tensors.
 pub(super) trait Network {
-    /// What some units need to know of a micro-batch; `past` tokens are in a cache.
+    /// What some units need of a micro-batch; `past` tokens are in a cache.
     fn context(
         &self,
         micro: &Micro,
@@ -23,17 +23,18 @@ pub(super) trait Network {
         kind: Kind,
     ) -> Result<Context>;
 
-    /// One unit. The first takes nothing and embeds the tokens; the last gives what the head takes.
+    /// One unit. The first takes nothing and embeds the tokens; the last returns the input of the
+    /// head.
     fn unit(&self, work: &UnitContext<'_>, unit: usize, inputs: &[Tensor]) -> Result<Vec<Tensor>>;
 
-    /// The unit where a decoder begins that can go on from tokens, if there is one. Those before it
-    /// are an encoder.
+    /// The first unit of a decoder that can continue tokens, if there is one. Those before it are
+    /// an encoder.
     fn decoder(&self) -> Option<usize>;
 
-    /// What says the tokens.
+    /// The head that predicts tokens.
     fn head(&self) -> &Head;
 
-    /// The weighted loss of what the last unit gave.
+    /// The weighted loss of the output of the last unit.
     fn loss(&self, leaves: StageParams<'_>, micro: &Micro, outs: &[Tensor]) -> Result<Tensor> {
         head::loss(self.head(), leaves, &outs[0], &micro.targets)
     }
@@ -49,29 +50,29 @@ pub(super) trait Network {
     }
 }
 
-/// What is the same for all units.
+/// The inputs that are the same for all units.
 pub(super) struct UnitContext<'a> {
     pub(super) leaves: StageParams<'a>,
     pub(super) micro: &'a Micro,
     pub(super) context: &'a Context,
-    /// Of a decoder that goes on.
+    /// For a decoder that continues a text.
     pub(super) cache: Option<RefCell<&'a mut KvCache>>,
 }
 
 impl UnitContext<'_> {
-    /// What is dropped in a block of a unit.
+    /// The dropout in a block of a unit.
     pub(super) fn drops(&self, unit: usize, block: &'static str) -> DropoutSite<'_> {
         DropoutSite { dropout: self.context.dropout.as_ref(), tp: self.leaves.tp, unit, block }
     }
 }
 
-/// What follows from a micro-batch alone, made once for all units. What a family has no use for
-/// stays as it is by default.
+/// Data that depends only on a micro-batch, made once for all units. A family leaves what it does
+/// not use at the default.
 #[derive(Debug, Default)]
 pub(super) struct Context {
-    /// How the text sees itself.
+    /// From the text to itself.
     pub(super) text: AttentionMask,
-    /// How the answer sees itself, and the text.
+    /// From the answer to itself, and to the text.
     pub(super) answer: AttentionMask,
     pub(super) across: AttentionMask,
     /// The bucket of each distance in the text and in the answer, `[queries, keys]`.
@@ -84,8 +85,8 @@ pub(super) struct Context {
 }
 
 impl Context {
-    /// In training: weights of attention of which some are dropped are those of a matrix, but on a
-    /// GPU.
+    /// For training: attention weights of which some are dropped are computed as a matrix, except
+    /// on a GPU.
     pub(super) fn dropping(
         mut self,
         dropout: Option<Dropout>,
@@ -94,7 +95,7 @@ impl Context {
     ) -> Result<Self> {
         let on_gpu = text.ids.device().is_cuda();
         if dropout.is_some_and(|dropout| dropout.drops_weights() && !on_gpu) {
-            self.text = self.text.spelled_out(text.len(), kind, text.ids.device())?;
+            self.text = self.text.explicit(text.len(), kind, text.ids.device())?;
         }
         Ok(Context { dropout, ..self })
     }

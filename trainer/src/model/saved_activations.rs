@@ -1,4 +1,4 @@
-//! Where the inputs of units that are computed again wait for their way back.
+//! Stores the inputs of recomputed units until their backward pass.
 
 use std::sync::Arc;
 
@@ -12,10 +12,10 @@ use crate::device::host_copy;
 use crate::launch::comm::Comm;
 use crate::{Error, Result};
 
-/// Where they wait.
+/// Where the inputs are stored.
 #[derive(Clone, Debug, Default)]
 pub enum ActivationStore {
-    /// Where they are.
+    /// In the memory where they are.
     #[default]
     Here,
     /// In the host's memory, page-locked, for a GPU.
@@ -24,19 +24,19 @@ pub enum ActivationStore {
     Disk(Arc<Spill>),
 }
 
-/// One of them.
+/// One stored input.
 #[derive(Debug)]
 pub(super) enum SavedActivation {
     Here(Tensor),
     Host(Tensor, Device),
-    Disk { away: SpillHandle, shape: Vec<i64>, kind: Kind, device: Device },
+    Disk { handle: SpillHandle, shape: Vec<i64>, kind: Kind, device: Device },
 }
 
 impl ActivationStore {
-    /// As the config has it, for one rank.
+    /// As the config selects it, for one rank.
     ///
     /// # Errors
-    /// [`Error::Mismatch`] if there is no device beside which the host's memory is; [`Error::Ckpt`]
+    /// [`Error::Mismatch`] if the rank computes in the host's memory already; [`Error::Ckpt`]
     /// and [`Error::Storage`] if a folder cannot be used.
     pub fn new(config: &Config, comm: &Comm) -> Result<Self> {
         let place = &config.parallel.activation_offload;
@@ -60,8 +60,8 @@ impl ActivationStore {
         }
     }
 
-    /// Takes a leaf that is not needed before its way back. One that others use as well stays where
-    /// it is: to move it would free nothing.
+    /// Stores a leaf that is not needed before its backward pass. A leaf that shares its memory
+    /// stays where it is: moving it would free nothing.
     pub(super) fn put(&self, input: Tensor) -> Result<SavedActivation> {
         let device = input.device();
         if matches!(self, ActivationStore::Here)
@@ -74,16 +74,16 @@ impl ActivationStore {
         let ActivationStore::Disk(spill) = self else {
             return Ok(SavedActivation::Host(host, device));
         };
-        let away = spill.put(bridge::bytes(&host)?)?;
-        Ok(SavedActivation::Disk { away, shape: host.size(), kind: host.kind(), device })
+        let handle = spill.put(bridge::bytes(&host)?)?;
+        Ok(SavedActivation::Disk { handle, shape: host.size(), kind: host.kind(), device })
     }
 }
 
 impl SavedActivation {
-    /// It is needed soon, after all of which that was told before.
-    pub(super) fn expect(&self) {
-        if let SavedActivation::Disk { away, .. } = self {
-            away.expect();
+    /// Announces that it is needed soon, after all that were announced before.
+    pub(super) fn prefetch(&self) {
+        if let SavedActivation::Disk { handle, .. } = self {
+            handle.expect();
         }
     }
 
@@ -92,9 +92,9 @@ impl SavedActivation {
         let (host, device) = match self {
             SavedActivation::Here(input) => return Ok(input),
             SavedActivation::Host(host, device) => (host, device),
-            SavedActivation::Disk { away, shape, kind, device } => {
+            SavedActivation::Disk { handle, shape, kind, device } => {
                 let mut host = Tensor::f_empty(shape, (kind, Device::Cpu))?;
-                away.take(bridge::bytes_mut(&mut host)?)?;
+                handle.take(bridge::bytes_mut(&mut host)?)?;
                 (host, device)
             }
         };

@@ -1,4 +1,4 @@
-//! A run of units on one rank: what a pipeline stage has, and all of the model where there is none.
+//! A run of units on one rank: a pipeline stage, or all of the model without a pipeline.
 
 use std::cell::RefCell;
 use std::ops::Range;
@@ -14,9 +14,9 @@ use crate::{Error, Result};
 
 /// A run of units on one rank.
 ///
-/// It owns no tensor. Parameters are lists in the order of [`Stage::params`]; what computes are
-/// leaves, one for each of [`Stage::uses`], that [`Stage::leaves`] makes of them. A micro-batch
-/// goes [`forward`](Stage::forward), in the last stage through
+/// It owns no tensor. Parameters are lists in the order of [`Stage::params`]; a stage computes
+/// with leaves, one for each of [`Stage::uses`], that [`Stage::leaves`] makes of them. A
+/// micro-batch goes [`forward`](Stage::forward), in the last stage through
 /// [`loss_and_grad`](Stage::loss_and_grad), and [`backward`](Stage::backward); then the leaves have
 /// its gradients.
 #[derive(Clone, Debug)]
@@ -24,9 +24,9 @@ pub struct Stage {
     model: Model,
     units: Range<usize>,
     tp: Tp,
-    /// Whether a unit is computed again for its backward pass, by its place in the stage.
+    /// Whether a unit is recomputed for its backward pass, by its place in the stage.
     recomputed: Vec<bool>,
-    /// Where their inputs are meanwhile.
+    /// Where their inputs are stored until then.
     keep: ActivationStore,
     params: Vec<usize>,
     uses: Vec<usize>,
@@ -43,22 +43,22 @@ pub struct Pass {
 }
 
 impl Pass {
-    /// What the next stage is carried, or what the head of the last takes. They have no graph.
+    /// The inputs of the next stage, or of the head in the last. They have no graph.
     pub fn outs(&self) -> &[Tensor] {
         &self.outs
     }
 
-    /// Tells that the way back is next, after those of which that was told before: inputs that are
-    /// elsewhere are brought near.
-    pub fn expect(&self) {
+    /// Announces that this backward pass is next, after those that were announced before: its
+    /// offloaded inputs are read ahead.
+    pub fn prefetch(&self) {
         self.segments
             .iter()
             .rev()
             .flat_map(|segment| &segment.inputs)
-            .for_each(SavedActivation::expect);
+            .for_each(SavedActivation::prefetch);
     }
 
-    /// Gives back the memory of the outs, which are sent: the way back needs their graph alone.
+    /// Frees the memory of the outs, which are sent: the backward pass needs only their graph.
     ///
     /// # Errors
     /// [`crate::Error::Torch`].
@@ -66,7 +66,7 @@ impl Pass {
         self.outs.clear();
         let last = self.segments.last_mut().and_then(|segment| segment.outputs.as_mut());
         for output in last.into_iter().flatten() {
-            // What goes through as it came is a leaf, and used on the way back.
+            // An input that is passed through is a leaf, and the backward pass uses it.
             if !output.f_is_leaf()? {
                 let empty =
                     output.f_detach()?.f_new_empty([0_i64], (output.kind(), output.device()))?;
@@ -83,7 +83,7 @@ impl Pass {
 struct Segment {
     /// Leaves.
     inputs: Vec<SavedActivation>,
-    /// Absent if they are computed again.
+    /// `None` if they are recomputed.
     outputs: Option<Vec<Tensor>>,
 }
 
@@ -94,7 +94,7 @@ impl Stage {
         tp: &Tp,
         recomputes: impl Fn(usize) -> bool,
     ) -> Self {
-        assert!(units.start < units.end && units.end <= model.units(), "{units:?} is no stage");
+        assert!(units.start < units.end && units.end <= model.units(), "{units:?} is not a stage");
         let mut places = vec![None; model.uses().len()];
         let (mut params, mut uses) = (Vec::new(), Vec::new());
         for (at, it) in model.uses().iter().enumerate() {
@@ -111,7 +111,7 @@ impl Stage {
         Stage { model, units, tp, recomputed, keep, params, uses, places }
     }
 
-    /// With this place for the inputs of units that are computed again, instead of where they are.
+    /// With this store for the inputs of recomputed units, instead of the memory where they are.
     #[must_use]
     pub fn keeping(self, keep: &ActivationStore) -> Self {
         Stage { keep: keep.clone(), ..self }
@@ -135,7 +135,7 @@ impl Stage {
         &self.params
     }
 
-    /// Places in `Model::uses` of what it does with them, ascending.
+    /// Places in `Model::uses` of its uses of them, ascending.
     #[must_use]
     pub fn uses(&self) -> &[usize] {
         &self.uses
@@ -155,7 +155,7 @@ impl Stage {
         self.model.params()[self.params[at]].local_shape(self.tp.size)
     }
 
-    /// The first values of its part of a parameter, as [`initialize`] draws them.
+    /// The initial values of its part of a parameter, as [`initialize`] draws them.
     ///
     /// # Errors
     /// As [`initialize`].
@@ -163,7 +163,7 @@ impl Stage {
         initialize(&self.model.params()[self.params[at]], self.tp.rank, self.tp.size, seed)
     }
 
-    /// The shapes of what comes from the stage before, for so many rows: nothing for the first.
+    /// The shapes of the inputs from the stage before, for `rows` rows: none for the first.
     #[must_use]
     pub fn carried(&self, rows: i64) -> Vec<Vec<i64>> {
         let tp = if self.tp.sequence { self.tp.size as i64 } else { 1 }; // fits: ranks are few
@@ -172,8 +172,8 @@ impl Stage {
         lens.into_iter().map(|len| vec![rows * len / tp, hidden]).collect()
     }
 
-    /// What computes: the parameters in numbers of this kind, once for each use. Those of the kind
-    /// of the parameters share their memory.
+    /// The tensors of the computation: the parameters in this kind, once for each use. If it is the
+    /// kind of the parameters, they share the memory of these.
     ///
     /// # Errors
     /// [`crate::Error::Torch`].
@@ -188,7 +188,7 @@ impl Stage {
         self.uses.iter().map(leaf).collect()
     }
 
-    /// The units, one after the other. `carried` is what came from the stage before.
+    /// Runs the units in their order. `carried` are the inputs from the stage before.
     ///
     /// # Errors
     /// [`crate::Error::Torch`], [`crate::Error::Bridge`], [`crate::Error::Ckpt`].
@@ -203,7 +203,7 @@ impl Stage {
             let inputs = outs.iter().map(leaf).collect::<Result<Vec<Tensor>>>()?;
             let outputs = self.unit(leaves, unit, micro, &context, &inputs)?;
             outs = outputs.iter().map(|x| Ok(x.f_detach()?)).collect::<Result<_>>()?;
-            // The graph is dropped rather than not made: some kernels are others without one.
+            // The graph is made and dropped: without one libtorch uses some other kernels.
             let outputs = (!is_recomputed).then_some(outputs);
             let keep = if *is_recomputed { &self.keep } else { &ActivationStore::Here };
             let inputs = inputs.into_iter().map(|input| keep.put(input)).collect::<Result<_>>()?;
@@ -212,8 +212,9 @@ impl Stage {
         Ok(Pass { context, segments, outs })
     }
 
-    /// The units backward, from the gradients of [`Pass::outs`]. Gradients of what was carried come
-    /// back, those of parameters wait in the leaves. `done` is told of each unit that has its own.
+    /// Runs the units backward, from the gradients of [`Pass::outs`]. Returns the gradients of
+    /// `carried`; those of parameters are in the leaves. Calls `done` with each unit that has its
+    /// gradients.
     ///
     /// # Errors
     /// [`crate::Error::Torch`], [`crate::Error::Bridge`], [`crate::Error::Ckpt`], and those of
@@ -243,7 +244,7 @@ impl Stage {
         Ok(grads)
     }
 
-    /// [`Stage::forward`] without a way back.
+    /// [`Stage::forward`] without a backward pass.
     ///
     /// # Errors
     /// [`crate::Error::Torch`], [`crate::Error::Bridge`].
@@ -283,7 +284,7 @@ impl Stage {
     }
 }
 
-/// What only the last stage can do.
+/// Operations of the last stage.
 impl Stage {
     /// The weighted loss of a micro-batch, one f64. `outs` are those of its pass.
     ///
@@ -315,8 +316,8 @@ impl Stage {
         head::logits(self.model.family().head(), self.bind(leaves), hidden)
     }
 
-    /// An empty cache of what a whole model says to a text, `[rows, len]`, that its encoder reads.
-    /// `None` if it has none and goes on from the text itself.
+    /// Runs the encoder of a whole model on a text, `[rows, len]`. Returns the empty cache of the
+    /// decoder; `None` if there is no encoder, and the decoder continues the text itself.
     ///
     /// # Errors
     /// [`crate::Error::Torch`].
@@ -325,21 +326,26 @@ impl Stage {
         if encoder == 0 {
             return Ok(None);
         }
-        let mut given = self.pass_by(leaves, text, 0..encoder, &mut KvCache::default())?;
+        let mut given = self.run_units(leaves, text, 0..encoder, &mut KvCache::default())?;
         Ok(Some(KvCache::of(given.swap_remove(0))))
     }
 
-    /// What a whole decoder has for its head after `tokens`, `[rows, columns]`, that go on where
-    /// the cache ends and are added to it. Either it is empty or there is one column. The result is
-    /// `[rows x columns, hidden]`.
+    /// The input of the head after `tokens`, `[rows, columns]`, of a whole decoder. The tokens
+    /// continue those of the cache and are added to it; it is empty, or there is one column. The
+    /// result is `[rows x columns, hidden]`.
     ///
     /// # Errors
     /// [`Error::Torch`], for example if there are more columns than positions; [`Error::Mismatch`]
     /// for a model without a decoder.
     ///
     /// # Panics
-    /// If there is an encoder, and the cache is not of [`Stage::read`].
-    pub fn go_on(&self, leaves: &[Tensor], tokens: &Tensor, cache: &mut KvCache) -> Result<Tensor> {
+    /// If there is an encoder, and the cache is not from [`Stage::read`].
+    pub fn decode(
+        &self,
+        leaves: &[Tensor],
+        tokens: &Tensor,
+        cache: &mut KvCache,
+    ) -> Result<Tensor> {
         let begin = self.model.family().decoder().ok_or_else(|| {
             Error::Mismatch(Incompatible::new(
                 "cannot generate text",
@@ -347,13 +353,13 @@ impl Stage {
                 "use a model of family \"gpt\" or \"t5\"",
             ))
         })?;
-        let mut outs = self.pass_by(leaves, tokens, begin..self.units.end, cache)?;
+        let mut outs = self.run_units(leaves, tokens, begin..self.units.end, cache)?;
         cache.tokens += tokens.size()[1];
         Ok(outs.swap_remove(0))
     }
 
-    /// What some units make of tokens, and of what the cache has.
-    fn pass_by(
+    /// Runs some units on tokens and on the content of the cache.
+    fn run_units(
         &self,
         leaves: &[Tensor],
         tokens: &Tensor,

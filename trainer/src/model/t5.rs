@@ -26,10 +26,10 @@ impl Network for T5 {
         }
         if units.end > self.encoder.layers.len() {
             let answer = micro.answer();
-            // A single new token may look at everything; several are only allowed as the first.
-            let sight =
+            // A single new token attends to everything; several are only allowed at the start.
+            let attn_mask =
                 if past == 0 { AttentionMask::of(answer, true, kind)? } else { AttentionMask::All };
-            context.answer = sight.spelled_out(answer.len(), kind, device)?;
+            context.answer = attn_mask.explicit(answer.len(), kind, device)?;
             let of = |buckets| bucket_of(buckets, past, past + answer.len(), true, device);
             context.buckets[1] = self.buckets.map(of).transpose()?;
             context.past = past;
@@ -45,7 +45,7 @@ impl Network for T5 {
         let (x, given) = match inputs {
             [given] => (None, given),
             [x, given] => (Some(x), given),
-            _ => unreachable!("a decoder layer takes what the encoder gave"),
+            _ => unreachable!("a decoder layer takes the output of the encoder"),
         };
         let x = layer(self, work, at, x, Some(given))?;
         if at + 1 < self.decoder.layers.len() {
@@ -67,7 +67,7 @@ impl Network for T5 {
     }
 }
 
-/// A layer of either stack: `given` is what the encoder gave to the decoder.
+/// A layer of either stack: `given` is the output of the encoder, in the decoder.
 fn layer(
     t5: &T5,
     work: &UnitContext<'_>,
@@ -76,7 +76,7 @@ fn layer(
     given: Option<&Tensor>,
 ) -> Result<Tensor> {
     let (context, leaves) = (work.context, work.leaves);
-    let (stack, first, text, sight, buckets) = match given {
+    let (stack, first, text, attn_mask, buckets) = match given {
         None => (&t5.encoder, 0, &work.micro.text, &context.text, &context.buckets[0]),
         Some(_) => {
             let (first, text) = (t5.encoder.layers.len(), work.micro.answer());
@@ -90,7 +90,7 @@ fn layer(
         None => {
             let mut x = leaves.tp.embed(leaves.get(stack.words), &text.ids)?;
             if let Some(table) = stack.positions {
-                // Of what a decoder says after what it has said.
+                // The decoder continues after the tokens of the cache.
                 let past = if given.is_some() { context.past } else { 0 };
                 let own = leaves.positions(table, text, past)?;
                 x = x.f_add(&own)?;
@@ -99,11 +99,11 @@ fn layer(
         }
     };
     let biased = match (buckets, layer.relative) {
-        (Some(buckets), Some(table)) => Some(with_bias(sight, buckets, leaves.get(table))?),
+        (Some(buckets), Some(table)) => Some(with_bias(attn_mask, buckets, leaves.get(table))?),
         _ => None,
     };
-    let sight = biased.as_ref().unwrap_or(sight);
-    // The first weights of T5 are small enough; Megatron's are not.
+    let attn_mask = biased.as_ref().unwrap_or(attn_mask);
+    // The initial weights of T5 are small enough; Megatron's are not.
     let scale = t5.buckets.map(|_| 1.0);
     let (rows, cache) = (text.rows(), work.cache.as_ref().filter(|_| given.is_some()));
     let normed = leaves.tp.enter(&leaves.norm(&layer.own_norm, &x)?)?;
@@ -112,7 +112,7 @@ fn layer(
         seen = cache.borrow_mut().extend(at, seen.0, seen.1)?;
     }
     let drops_own = drops("attention");
-    x = x.f_add(&leaves.attention(&layer.own, &normed, &seen, sight, scale, drops_own)?)?;
+    x = x.f_add(&leaves.attention(&layer.own, &normed, &seen, attn_mask, scale, drops_own)?)?;
     if let (Some((norm, part)), Some(given)) = (&layer.across, given) {
         let normed = leaves.tp.enter(&leaves.norm(norm, &x)?)?;
         let make = || leaves.seen(part, &leaves.tp.enter(given)?, rows);
@@ -120,9 +120,9 @@ fn layer(
             Some(cache) => cache.borrow_mut().across(at, make)?,
             None => make()?,
         };
-        let sight = &context.across;
+        let attn_mask = &context.across;
         let drops = drops("across");
-        x = x.f_add(&leaves.attention(part, &normed, &seen, sight, scale, drops)?)?;
+        x = x.f_add(&leaves.attention(part, &normed, &seen, attn_mask, scale, drops)?)?;
     }
     let normed = leaves.norm(&layer.norm, &x)?;
     x = x.f_add(&leaves.feed_forward(&layer.feed_forward, &normed, drops("mlp"))?)?;
@@ -144,7 +144,7 @@ fn bucket_of(
 ) -> Result<Tensor> {
     let places = Tensor::f_arange(len, (Kind::Int64, device))?;
     let queries = places.f_narrow(0, first, len - first)?;
-    // What a key is ahead of a query.
+    // How far a key is ahead of a query.
     let ahead = places.f_unsqueeze(0)?.f_sub(&queries.f_unsqueeze(1)?)?;
     if is_decoder {
         return of_distance(buckets, &ahead.f_neg()?.f_clamp_min(0)?);
@@ -166,15 +166,15 @@ fn of_distance(buckets: Buckets, distance: &Tensor) -> Result<Tensor> {
     Ok(distance.f_where_self(&distance.f_lt(exact)?, &far)?)
 }
 
-/// A sight with a number added for each head and distance.
-fn with_bias(sight: &AttentionMask, buckets: &Tensor, table: &Tensor) -> Result<AttentionMask> {
+/// A mask with a bias added for each head and distance.
+fn with_bias(attn_mask: &AttentionMask, buckets: &Tensor, table: &Tensor) -> Result<AttentionMask> {
     let (queries, keys) = buckets.size2()?;
     let bias = embed(table, buckets)?.f_view([1, queries, keys, -1])?;
     let bias = bias.f_permute([0, 3, 1, 2])?.f_contiguous()?;
-    Ok(AttentionMask::Mask(match sight {
+    Ok(AttentionMask::Mask(match attn_mask {
         AttentionMask::Mask(mask) => bias.f_add(mask)?,
         AttentionMask::All => bias,
-        AttentionMask::Back => unreachable!("it was spelled out"),
+        AttentionMask::Back => unreachable!("the mask is explicit"),
     }))
 }
 
@@ -182,28 +182,28 @@ fn with_bias(sight: &AttentionMask, buckets: &Tensor, table: &Tensor) -> Result<
 mod tests {
     use super::*;
 
-    /// Where the buckets of T5 begin, as `tests/reference/hf.py` prints them.
+    /// Where the buckets of T5 start, as `tests/reference/hf.py` prints them.
     #[test]
     fn buckets_are_those_of_t5() {
         let buckets = Buckets { count: 32, distance_max: 128 };
-        let begins = |row: Vec<i64>| -> Vec<i64> {
+        let starts = |row: Vec<i64>| -> Vec<i64> {
             (0..row.len() as i64)
                 .filter(|i| *i == 0 || row[*i as usize] > row[*i as usize - 1])
                 .collect()
         };
         let exact = 0..16;
-        let due: Vec<i64> = exact
+        let expected: Vec<i64> = exact
             .chain([16, 19, 21, 24, 27, 31, 35, 40, 46, 52, 59, 67, 77, 87, 99, 113])
             .collect();
         let square = bucket_of(buckets, 0, 400, true, Device::Cpu).unwrap();
         // The last query, from its own place back.
         let back = Vec::<i64>::try_from(square.get(399).flip([0])).unwrap();
-        assert_eq!(begins(back), due);
+        assert_eq!(starts(back), expected);
         assert!(square.get(0).eq_tensor(&square.get(0).zeros_like()).all().int64_value(&[]) == 1);
 
         let square = bucket_of(buckets, 0, 400, false, Device::Cpu).unwrap();
         let back = Vec::<i64>::try_from(square.get(399).flip([0])).unwrap();
-        assert_eq!(begins(back), [0, 1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 23, 32, 46, 64, 91]);
+        assert_eq!(starts(back), [0, 1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 23, 32, 46, 64, 91]);
         let ahead = Vec::<i64>::try_from(square.get(0)).unwrap();
         assert_eq!(ahead[..3], [0, 17, 18]);
         assert_eq!(ahead[399], 31);

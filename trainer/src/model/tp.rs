@@ -4,7 +4,7 @@ use tch::Tensor;
 
 use crate::Result;
 
-/// The ranks that share each matrix, as one of them sees it.
+/// The ranks that share each matrix, from the view of one of them.
 #[derive(Clone, Debug)]
 pub struct Tp {
     /// All of them; `None` if this rank has every matrix whole.
@@ -13,8 +13,8 @@ pub struct Tp {
     pub rank: usize,
     /// How many there are.
     pub size: usize,
-    /// Whether they also share what lies between the matrices: each has an equal run of the tokens
-    /// of a micro-batch there, rank after rank. (Sequence parallelism.)
+    /// Whether they also share the activations between the matrices (sequence parallelism): each
+    /// has an equal run of the tokens of a micro-batch there, in the order of the ranks.
     pub sequence: bool,
 }
 
@@ -41,7 +41,7 @@ impl Tp {
         self.group.is_none()
     }
 
-    /// What a block of matrices takes: all tokens. Backward sums its gradient over the ranks.
+    /// The input of a block of matrices: all tokens. Backward sums its gradient over the ranks.
     pub(super) fn enter(&self, x: &Tensor) -> Result<Tensor> {
         Ok(match &self.group {
             None => x.shallow_clone(),
@@ -50,7 +50,7 @@ impl Tp {
         })
     }
 
-    /// What a block of matrices gives: the sum over the ranks, of all tokens or of this rank's.
+    /// The output of a block of matrices: the sum over the ranks, of all tokens or this rank's.
     pub(super) fn leave(&self, x: &Tensor) -> Result<Tensor> {
         Ok(match &self.group {
             None => x.shallow_clone(),
@@ -69,7 +69,7 @@ impl Tp {
         self.group.iter().try_for_each(|group| Ok(group.all_reduce(x, Reduce::Sum)?))
     }
 
-    /// This rank's run of what there is a row of for each token.
+    /// This rank's run of a tensor with a row for each token.
     pub(super) fn own_rows(&self, x: &Tensor) -> Result<Tensor> {
         if !self.sequence {
             return Ok(x.shallow_clone());

@@ -1,4 +1,4 @@
-//! Sums whose bits do not depend on who adds.
+//! Sums whose bits do not depend on which rank adds.
 //!
 //! Floating-point addition is not associative, so the gradient of a step depends on the order in
 //! which its micro-batches are added. [`TreeSum`] fixes the order to a binary tree over the index
@@ -9,22 +9,22 @@ use tch::Tensor;
 
 use crate::Result;
 
-/// Sums items along a binary tree, in the order of their coming. At most one item a level waits
-/// for its sibling: `log2(items) + 1` in all.
+/// Sums items along a binary tree, in the order of arrival. At most one item a level waits for its
+/// sibling: `log2(items) + 1` in all.
 #[derive(Debug)]
 pub struct TreeSum<T> {
-    /// What waits, by level: at level `l` the sum of `2^l` items, the largest first in the order.
+    /// The waiting sums: at level `l` of `2^l` items, the largest first in the order.
     levels: Vec<Option<T>>,
 }
 
 impl<T> TreeSum<T> {
-    /// Of nothing yet.
+    /// Without items yet.
     #[must_use]
     pub fn new() -> Self {
         TreeSum { levels: Vec::new() }
     }
 
-    /// Adds the next item. `add(left, right)` makes of `left` the sum of two neighbours.
+    /// Adds the next item. `add(left, right)` makes `left` the sum of two neighbours.
     ///
     /// # Errors
     /// Those of `add`.
@@ -46,7 +46,7 @@ impl<T> TreeSum<T> {
         Ok(())
     }
 
-    /// The sum; `None` of nothing. What is left over when the count is no power of two is added
+    /// The sum; `None` without items. If the count is no power of two, the waiting sums are added
     /// from the right, the smallest first.
     ///
     /// # Errors
@@ -69,7 +69,7 @@ impl<T> Default for TreeSum<T> {
     }
 }
 
-/// The sum of numbers along the tree; 0 of none.
+/// The sum of numbers along the tree; 0 if there are none.
 #[must_use]
 pub fn tree_sum(numbers: &[f64]) -> f64 {
     let add = |left: &mut f64, right: &f64| {
@@ -89,7 +89,7 @@ pub struct Contribution {
     /// Weighted loss, in nats.
     pub loss: f64,
     /// f32 gradients in the order of the uses of the parameters: those of a parameter with several
-    /// uses are summed apart and joined last, so that it does not matter who has which.
+    /// uses are summed separately and joined last, so that every layout gives the same bits.
     pub grads: Vec<Tensor>,
 }
 
@@ -133,9 +133,9 @@ mod tests {
     }
 
     #[test]
-    fn the_tree_is_the_documented_one() {
+    fn items_are_added_along_the_documented_tree() {
         let names = |n: usize| (0..n).map(|i| i.to_string()).collect::<Vec<_>>();
-        for (count, due) in [
+        for (count, expected) in [
             (0, ""),
             (1, "0"),
             (2, "(0+1)"),
@@ -144,7 +144,7 @@ mod tests {
             (7, "(((0+1)+(2+3))+((4+5)+6))"),
             (8, "(((0+1)+(2+3))+((4+5)+(6+7)))"),
         ] {
-            assert_eq!(joined(&names(count)), due, "{count} items");
+            assert_eq!(joined(&names(count)), expected, "{count} items");
         }
     }
 

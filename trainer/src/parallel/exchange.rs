@@ -1,11 +1,11 @@
 //! Sums and gathers over replicas, whose bits do not depend on how many there are.
 //!
-//! A bucket is some tensors that travel together. In its [`Buffer`] they are cut by
-//! [`Slices::Blocks`] and lie replica after replica: row `r` has replica `r`'s slice of each. To
-//! sum, each sends each its row and adds what comes in the order of a fixed tree over the replicas
-//! ([`TreeSum`]): the bytes of a ring, in one round, and the additions are those of one process
-//! that has all micro-batches. To gather, each sends its row to all. Between GPUs both are one
-//! collective, for NCCL has no tags that tell messages apart.
+//! A bucket is a list of tensors that are sent together. Its [`Buffer`] cuts them by
+//! [`Slices::Blocks`] and stores them replica by replica: row `r` has replica `r`'s slice of each.
+//! To sum, each replica sends every other its row, and adds the received rows in the order of a
+//! fixed tree over the replicas ([`TreeSum`]). This takes the bytes of a ring, in one round, and
+//! the additions are those of one process that has all micro-batches. To gather, each replica sends
+//! its row to all. Between GPUs both are one collective, because NCCL has no message tags.
 
 use bridge::dist::{Group, Reduce, Work};
 use ckpt::layout::{Slices, slice_of};
@@ -14,7 +14,7 @@ use tch::{Device, Kind, Tensor};
 use crate::Result;
 use crate::parallel::accumulate::TreeSum;
 
-/// How the tensors of a bucket lie in its buffer.
+/// The layout of a bucket's tensors in its buffer.
 #[derive(Clone, Debug)]
 pub struct Buffer {
     slices: Vec<Slice>,
@@ -23,13 +23,13 @@ pub struct Buffer {
     row: i64,
 }
 
-/// What all rows have of one tensor.
+/// The slices of one tensor in all rows.
 #[derive(Clone, Copy, Debug)]
 struct Slice {
     elements: i64,
     /// Elements of a row's slice; those of the last rows may be shorter, and are padded.
     each: i64,
-    /// Where the slice begins in a row.
+    /// Where the slice starts in a row.
     offset: i64,
 }
 
@@ -42,7 +42,7 @@ impl Slice {
 }
 
 impl Buffer {
-    /// For tensors of so many elements.
+    /// For tensors with these numbers of elements.
     #[must_use]
     pub fn new(elements: impl IntoIterator<Item = i64>, replicas: usize) -> Self {
         let mut row = 0;
@@ -77,7 +77,7 @@ impl Buffer {
         Ok(Tensor::f_cat(&pieces, 0)?)
     }
 
-    /// The row of a replica, of its slices of the tensors.
+    /// The row of a replica, made from its slices of the tensors.
     ///
     /// # Errors
     /// [`crate::Error::Torch`].
@@ -123,27 +123,27 @@ fn like(tensor: &Tensor) -> (Kind, Device) {
     (tensor.kind(), tensor.device())
 }
 
-/// How gradients become one sum.
+/// The order in which gradients are added.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReduceOrder {
     /// Along the tree.
     Tree,
-    /// As the library adds: the same on every rank, another for every number of them.
+    /// The order of the library: the same on every rank, but different for every number of ranks.
     Any,
 }
 
-/// Rows on their way to where they are summed.
+/// An exchange of rows to sum them, in flight.
 #[derive(Debug)]
 pub struct Scattering {
     own: usize,
-    /// What we have, a row a replica.
+    /// The tensors of this replica, a row a replica.
     packed: Tensor,
-    /// What comes, the same; absent if the library sums, in place.
+    /// The received rows, in the same layout; `None` if the library sums in place.
     received: Option<Tensor>,
     works: Vec<Work>,
 }
 
-/// What came of it.
+/// The result of an exchange.
 #[derive(Debug)]
 pub enum Sum {
     /// This replica's row.
@@ -153,7 +153,7 @@ pub enum Sum {
 }
 
 impl Scattering {
-    /// Sends every replica its row of `packed`. `tag` tells this exchange from others on the way.
+    /// Sends every replica its row of `packed`. Others in flight have another `tag`.
     ///
     /// # Errors
     /// [`crate::Error::Bridge`], [`crate::Error::Torch`].
@@ -178,7 +178,7 @@ impl Scattering {
         Ok(Scattering { own, packed, received: Some(received), works })
     }
 
-    /// As [`Scattering::start`] along the tree, of rows as one collective.
+    /// As [`Scattering::start`] along the tree, as one collective.
     ///
     /// # Errors
     /// [`crate::Error::Bridge`], [`crate::Error::Torch`].
@@ -227,7 +227,7 @@ fn row(rows: &Tensor, replica: usize) -> Result<Tensor> {
     Ok(rows.f_get(replica as i64)?) // fits: replicas are few
 }
 
-/// Rows on their way to all.
+/// An exchange that sends every row to all replicas, in flight.
 #[derive(Debug)]
 pub struct Gathering {
     rows: Tensor,
@@ -276,12 +276,12 @@ impl Gathering {
     }
 }
 
-/// The others, the next one first: so that not all send to the same one at once.
+/// The other replicas, the next one first: so that not all send to the same one at once.
 fn others(own: usize, count: usize) -> impl Iterator<Item = usize> {
     (1..count).map(move |step| (own + step) % count)
 }
 
-/// Waits for all, then says what the first that failed said.
+/// Waits for all, then returns the first error.
 pub(crate) fn wait_all(works: Vec<Work>) -> Result<()> {
     let mut result = Ok(());
     for work in works {

@@ -1,9 +1,9 @@
-//! Gradients on their way from a unit's backward pass to one sum for all replicas.
+//! Sums the gradients of backward passes over micro-batches and replicas.
 //!
-//! Units are collected in buckets. When the last unit of a bucket is done, its gradients go along
-//! the tree over the micro-batches; with the last micro-batch, or with every one where a rank must
-//! not keep a whole gradient, the bucket leaves for the other replicas, while the units before it
-//! still compute.
+//! Units are grouped in buckets. When the last unit of a bucket is done, its gradients are added
+//! along the tree over the micro-batches. After the last micro-batch, or after every one if a rank
+//! must not keep a whole gradient, the bucket is sent to the other replicas, while the units before
+//! it still compute.
 
 use std::collections::VecDeque;
 
@@ -15,11 +15,11 @@ use crate::Result;
 use crate::mesh::MicroBatchShare;
 use crate::parallel::accumulate::{TreeSum, add_all};
 
-/// Exchanges that may be under way at once where every micro-batch has its own: one that is being
-/// sent while the next is being computed.
-const UNDER_WAY_MAX: usize = 2;
+/// Exchanges in flight at once if every micro-batch has its own: one is sent while the next is
+/// computed.
+const IN_FLIGHT_MAX: usize = 2;
 
-/// Some units whose gradients travel together.
+/// Some units whose gradients are sent together.
 #[derive(Clone, Debug)]
 pub struct Bucket {
     /// Places among the rank's uses.
@@ -30,16 +30,16 @@ pub struct Bucket {
     pub units: usize,
 }
 
-/// What is done with gradients.
+/// How gradients are summed and sent.
 #[derive(Clone, Copy, Debug)]
 pub struct GradPolicy {
     /// How they are added.
     pub order: ReduceOrder,
-    /// Which micro-batches a replica has, and so when its sums leave.
+    /// Which micro-batches a replica has, and so when it sends its sums.
     pub share: MicroBatchShare,
     /// Whether every replica keeps its slice of the sum only.
     pub sliced: bool,
-    /// In what numbers they are sent.
+    /// The dtype in which they are sent.
     pub kind: Kind,
 }
 
@@ -50,14 +50,14 @@ pub struct Grads<'a> {
     rules: GradPolicy,
     buckets: &'a [Bucket],
     buffers: Vec<Buffer>,
-    /// Of the micro-batch at hand: gradients by place in the bucket, and units still to come.
+    /// For the current micro-batch: gradients by place in the bucket, and the missing units.
     filling: Vec<(Vec<Option<Tensor>>, usize)>,
     sums: Vec<TreeSum<Vec<Tensor>>>,
-    under_way: VecDeque<(usize, Scattering)>,
+    in_flight: VecDeque<(usize, Scattering)>,
 }
 
 impl<'a> Grads<'a> {
-    /// Of nothing yet. Without a group there are no other replicas.
+    /// Without gradients yet. Without a group there are no other replicas.
     #[must_use]
     pub fn new(group: Option<&'a Group>, rules: GradPolicy, buckets: &'a [Bucket]) -> Self {
         let replicas = group.map_or(1, Group::size);
@@ -69,7 +69,7 @@ impl<'a> Grads<'a> {
             buffers: buckets.iter().map(buffer).collect(),
             filling: buckets.iter().map(empty).collect(),
             sums: buckets.iter().map(|_| TreeSum::new()).collect(),
-            under_way: VecDeque::new(),
+            in_flight: VecDeque::new(),
         }
     }
 
@@ -89,11 +89,12 @@ impl<'a> Grads<'a> {
             return Ok(());
         }
         let (grads, _) = std::mem::replace(&mut self.filling[bucket], empty(&self.buckets[bucket]));
-        let grads: Vec<Tensor> = grads.into_iter().map(|grad| grad.expect("all are put")).collect();
+        let grads: Vec<Tensor> =
+            grads.into_iter().map(|grad| grad.expect("all units were put")).collect();
         match (self.group, self.rules.share) {
             (Some(_), MicroBatchShare::Stride) => {
-                while self.under_way.len() >= UNDER_WAY_MAX {
-                    self.end_oldest()?;
+                while self.in_flight.len() >= IN_FLIGHT_MAX {
+                    self.finish_oldest()?;
                 }
                 self.send(bucket, &grads)
             }
@@ -110,7 +111,7 @@ impl<'a> Grads<'a> {
         let packed = self.buffers[bucket].pack(grads)?.f_to_kind(self.rules.kind)?;
         let tag = tag(bucket, Message::Scatter);
         let started = Scattering::start(group, &packed, self.rules.order, tag)?;
-        self.under_way.push_back((bucket, started));
+        self.in_flight.push_back((bucket, started));
         Ok(())
     }
 
@@ -122,9 +123,9 @@ impl<'a> Grads<'a> {
         Ok(sum.finish(|left, right| add_all(left, right))?.expect("a step has a micro-batch"))
     }
 
-    /// With [`MicroBatchShare::Stride`]: the oldest exchange's row joins the sum of its bucket.
-    fn end_oldest(&mut self) -> Result<()> {
-        let Some((bucket, started)) = self.under_way.pop_front() else { return Ok(()) };
+    /// With [`MicroBatchShare::Stride`]: adds the row of the oldest exchange to its bucket's sum.
+    fn finish_oldest(&mut self) -> Result<()> {
+        let Some((bucket, started)) = self.in_flight.pop_front() else { return Ok(()) };
         let own = self.group.map_or(0, Group::rank);
         let row = started.finish()?.own(own)?;
         self.sums[bucket].push(vec![row], |left, right| add_all(left, right))
@@ -140,7 +141,7 @@ impl<'a> Grads<'a> {
         let own = self.group.map_or(0, Group::rank);
         if let (Some(group), MicroBatchShare::Run) = (self.group, self.rules.share) {
             let mut gathering = Vec::new();
-            for (bucket, started) in std::mem::take(&mut self.under_way) {
+            for (bucket, started) in std::mem::take(&mut self.in_flight) {
                 let sum = started.finish()?;
                 if self.rules.sliced {
                     let slices = self.buffers[bucket].unpack_own(&sum.own(own)?, own)?;
@@ -152,7 +153,7 @@ impl<'a> Grads<'a> {
                     Sum::Own(row) => {
                         let tag = tag(bucket, Message::GatherSum);
                         let row = row.f_to_kind(self.rules.kind)?;
-                        Rows::Coming(Gathering::start(group, &row, tag)?)
+                        Rows::InFlight(Gathering::start(group, &row, tag)?)
                     }
                 };
                 gathering.push((bucket, rows));
@@ -160,14 +161,14 @@ impl<'a> Grads<'a> {
             for (bucket, rows) in gathering {
                 let rows = match rows {
                     Rows::Here(rows) => rows,
-                    Rows::Coming(gathering) => gathering.finish()?.f_to_kind(Kind::Float)?,
+                    Rows::InFlight(gathering) => gathering.finish()?.f_to_kind(Kind::Float)?,
                 };
                 let tensors = self.buffers[bucket].unpack(&rows)?;
                 all.extend(self.buckets[bucket].uses.iter().copied().zip(tensors));
             }
         } else {
-            while !self.under_way.is_empty() {
-                self.end_oldest()?;
+            while !self.in_flight.is_empty() {
+                self.finish_oldest()?;
             }
             for bucket in 0..self.buckets.len() {
                 let mut sum = self.take_sum(bucket, None)?;
@@ -185,10 +186,10 @@ impl<'a> Grads<'a> {
 
 enum Rows {
     Here(Tensor),
-    Coming(Gathering),
+    InFlight(Gathering),
 }
 
-/// What a message between replicas is.
+/// The purpose of a message between replicas.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Message {
     Scatter,
@@ -196,7 +197,7 @@ pub(crate) enum Message {
     GatherParams,
 }
 
-/// Tells the messages of a bucket from those of others.
+/// The tag that distinguishes the messages of a bucket from those of others.
 pub(crate) fn tag(bucket: usize, message: Message) -> u32 {
     (bucket * 3 + message as usize) as u32 // fits: fewer buckets than units
 }

@@ -1,14 +1,14 @@
-//! A step by several ranks, to the bits of a step by one.
+//! A step by several ranks, bit-identical to a step by one.
 //!
-//! In reading order: [`recipe::schedule`] says in which order a rank of a pipeline computes, as
-//! data, and [`schedule_run`] does it; [`pipe`] carries what stages exchange, [`weights`] what
-//! computes. Gradients go through [`grads`] to a sum over replicas ([`exchange`]), join over the
-//! stages that share a parameter ([`tied`]), and have their [`norm`] taken.
+//! In reading order: [`recipe::schedule`] is the order in which a rank of a pipeline computes, as
+//! data, and [`schedule_run`] executes it; [`pipe`] sends tensors between stages, and [`weights`]
+//! prepares the weights. [`grads`] sums gradients over replicas ([`exchange`]), [`tied`] over the
+//! stages that share a parameter, and [`norm`] computes their norm.
 //!
-//! What makes the bits those of one rank: a micro-batch's gradients are made alone; all sums follow
-//! one tree over the micro-batches of the step, then the order of a parameter's uses; norms are of
-//! blocks that no slice cuts; and the update goes element by element. Tensor parallelism is the
-//! exception: it divides sums within a matrix product.
+//! The bits are those of one rank for these reasons. Each micro-batch's gradients are computed
+//! separately. All sums follow one tree over the micro-batches of the step, then the order of a
+//! parameter's uses. Norms are summed over blocks that no slice cuts. The update is elementwise.
+//! Tensor parallelism is the exception: it divides sums within a matrix product.
 
 pub mod accumulate;
 pub mod exchange;

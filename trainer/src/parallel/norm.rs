@@ -1,9 +1,9 @@
-//! The norm of a gradient that no rank has whole, with the same bits whoever has which part.
+//! The norm of a gradient that is divided among ranks, with the same bits in every layout.
 //!
 //! Squares are summed in f64 over blocks of [`block_elements`], which slices of ZeRO do not cut;
-//! then blocks in their order within a parameter, then parameters in their order. What a rank does
-//! not have it counts as zero, and adding zeros is exact: so a plain reduction brings the numbers
-//! together, in whatever order the library adds.
+//! then blocks in their order within a parameter, then parameters in their order. A rank
+//! counts blocks that it does not have as zero, and adding zeros is exact: so a plain reduction
+//! combines the numbers, in whatever order the library adds.
 
 use bridge::dist::{Group, Reduce};
 use ckpt::layout::block_elements;
@@ -11,19 +11,19 @@ use tch::{Kind, Tensor};
 
 use crate::{Result, device};
 
-/// Elements that are taken to f64 at once: 512 KiB, so that they stay in the cache.
+/// Elements that are converted to f64 at once: 512 KiB, so that they stay in the cache.
 const CHUNK: i64 = 1 << 16;
-/// The same on a GPU: 128 MiB, so that it has something to do.
+/// The same on a GPU: 128 MiB, so that it is busy.
 const CHUNK_GPU: i64 = 1 << 24;
 
-/// How many blocks a parameter of so many elements has.
+/// How many blocks a parameter of this many elements has.
 #[must_use]
 pub fn block_count(elements: u64) -> usize {
     elements.div_ceil(block_elements(elements)) as usize // fits: fewer than elements of memory
 }
 
-/// The sums of squares of the blocks of a run of elements that begins with a block, f64, where the
-/// run is. `elements` is what the whole parameter has.
+/// The sums of squares of the blocks of a run of elements that starts at a block, f64, on the
+/// device of the run. `elements` is the size of the whole parameter.
 ///
 /// # Errors
 /// [`crate::Error::Torch`].
@@ -36,7 +36,7 @@ pub fn block_sums(run: &Tensor, elements: u64) -> Result<Tensor> {
     let mut sums = vec![Tensor::f_zeros([0], (Kind::Double, run.device()))?];
     let mut first = 0;
     while first < len {
-        // Whole blocks many at a time; what is left of the parameter is a block by itself.
+        // Full blocks many at a time; the remainder of the parameter is one block.
         let (count, width) = if first < whole {
             (chunk.min(whole - first) / block, block)
         } else {

@@ -1,9 +1,9 @@
-//! What goes from one stage of a pipeline to the next, and back.
+//! The messages between the stages of a pipeline, in both directions.
 //!
-//! A message lies ready or is waited for; nobody waits for a message of his own to be taken. What
-//! is received is asked for some actions ahead ([`AHEAD`]), for Gloo sends to those who ask. When a
-//! result of another rank's action comes, that rank has been past all its earlier actions, so what
-//! they took from us has arrived, and its memory is given back.
+//! A rank waits for the messages that it needs, and never until another rank has taken its own.
+//! Receives are posted some actions ahead ([`AHEAD`]), because Gloo sends only to a posted receive.
+//! When the result of another rank's action arrives, that rank has completed all its earlier
+//! actions: it has received what they took from this rank, whose memory is then freed.
 
 use std::collections::HashMap;
 
@@ -16,28 +16,28 @@ use crate::device::to_host;
 use crate::launch::comm::RankActivity;
 use recipe::schedule::{Action, Pass, Pipeline};
 
-/// How many of the next actions have their input asked for: the one at hand, and one that is on its
-/// way while that is computed, in either direction.
+/// For how many of the next actions receives are posted: the current one, and one in each direction
+/// that is in flight meanwhile.
 const AHEAD: usize = 3;
 
-/// At most so many tensors go with one action.
+/// Maximum number of tensors that one action takes.
 const TENSORS_MAX: usize = 4;
 
-/// All tags of a pipeline are smaller. Those of other messages in its group begin here.
+/// All tags of a pipeline are smaller. Those of other messages in its group start here.
 pub const TAGS: u32 = 1 << 30;
 
-/// Tells apart the messages from one rank to another: each by the action that takes it, and its
-/// place among what that takes.
+/// The tag of a message from one rank to another: by the action that takes it, and its index among
+/// the tensors that the action takes.
 ///
 /// # Panics
-/// If an action takes so many.
+/// If an action takes too many tensors.
 #[must_use]
 pub fn tag(shape: Pipeline, taken_by: &Action, index: usize) -> u32 {
     assert!(index < TENSORS_MAX, "a unit carries few tensors");
     let pass = usize::from(taken_by.pass == Pass::Backward);
     let action = (taken_by.micro * shape.chunks + taken_by.chunk) * 2 + pass;
-    // fits: it is a remainder. With 64 chunks a tag comes again after 2^21 micro-batches, when the
-    // first message is long taken.
+    // fits: it is a remainder. With 64 chunks a tag repeats after 2^21 micro-batches, long
+    // after the first message was received.
     ((action * TENSORS_MAX + index) % TAGS as usize) as u32
 }
 
@@ -47,18 +47,18 @@ pub struct Pipe<'a> {
     group: &'a Group,
     shape: Pipeline,
     kind: Kind,
-    /// What computes, from and to which messages are copied where the group cannot reach it.
+    /// The device of the computation; messages are copied if the group cannot access it.
     device: Device,
-    /// Where each rank's actions stand in its list.
+    /// The index of each rank's actions in its list.
     places: Vec<HashMap<Action, usize>>,
-    asked: HashMap<Action, (Vec<Tensor>, Vec<Work>)>,
-    /// To whom, for which place of his list, and the messages.
+    posted: HashMap<Action, (Vec<Tensor>, Vec<Work>)>,
+    /// The receiving rank, the index in its list, and the messages.
     sent: Vec<(usize, usize, Vec<Work>)>,
     activity: &'a RankActivity,
 }
 
 impl<'a> Pipe<'a> {
-    /// For the lists of all ranks. Tensors on the way are of this kind, and taken to this device.
+    /// For the lists of all ranks. Messages are of this kind, and moved to this device.
     #[must_use]
     pub fn new(
         group: &'a Group,
@@ -68,16 +68,16 @@ impl<'a> Pipe<'a> {
         activity: &'a RankActivity,
     ) -> Self {
         let places = lists.iter().map(|list| list.iter().copied().zip(0..).collect()).collect();
-        let (asked, sent) = (HashMap::new(), Vec::new());
-        Pipe { group, shape, kind, device, places, asked, sent, activity }
+        let (posted, sent) = (HashMap::new(), Vec::new());
+        Pipe { group, shape, kind, device, places, posted, sent, activity }
     }
 
-    /// Asks for the inputs of the first of these actions that come from other ranks. `shapes` says
-    /// what an action takes.
+    /// Posts the receives for the inputs of the first of these actions that are from other ranks.
+    /// `shapes` gives the shapes of what an action takes.
     ///
     /// # Errors
     /// [`crate::Error::Bridge`], [`crate::Error::Torch`].
-    pub fn ask(
+    pub fn post_receives(
         &mut self,
         actions: &[Action],
         shapes: impl Fn(&Action) -> Vec<Vec<i64>>,
@@ -88,7 +88,7 @@ impl<'a> Pipe<'a> {
             else {
                 continue;
             };
-            if self.asked.contains_key(action) {
+            if self.posted.contains_key(action) {
                 continue;
             }
             let (mut tensors, mut works) = (Vec::new(), Vec::new());
@@ -97,19 +97,19 @@ impl<'a> Pipe<'a> {
                 works.push(self.group.recv(&mut tensor, from, tag(self.shape, action, index))?);
                 tensors.push(tensor);
             }
-            self.asked.insert(*action, (tensors, works));
+            self.posted.insert(*action, (tensors, works));
         }
         Ok(())
     }
 
-    /// The input of an action, which was asked for; `None` if it does not come from another rank.
+    /// The input of an action, whose receives were posted; `None` if it is not from another rank.
     ///
     /// # Errors
-    /// [`crate::Error::Bridge`] if the other rank is gone.
+    /// [`crate::Error::Bridge`] if the other rank is lost.
     pub fn take(&mut self, action: &Action) -> Result<Option<Vec<Tensor>>> {
-        let Some((tensors, works)) = self.asked.remove(action) else { return Ok(None) };
+        let Some((tensors, works)) = self.posted.remove(action) else { return Ok(None) };
         let own = self.group.rank();
-        let (from, input) = action.after(own, self.shape).expect("it was asked for");
+        let (from, input) = action.after(own, self.shape).expect("its receives were posted");
         self.activity.set(|| format!("waits for {input} of rank {}", self.group.members()[from]));
         wait_all(works)?;
         let place = self.places[from][&input];
@@ -142,7 +142,7 @@ impl<'a> Pipe<'a> {
         Ok(())
     }
 
-    /// Waits until all that was sent is taken.
+    /// Waits until all sent messages are received.
     ///
     /// # Errors
     /// [`crate::Error::Bridge`].

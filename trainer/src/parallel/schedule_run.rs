@@ -1,4 +1,4 @@
-//! Carries out what a schedule says, on one rank.
+//! Executes a schedule on one rank.
 
 use std::collections::HashMap;
 
@@ -12,7 +12,7 @@ use crate::launch::comm::RankActivity;
 use crate::model::{self, Micro, Stage};
 use recipe::schedule::{Action, Pass, Pipeline};
 
-/// Ways back that are made ready before their turn: the one at hand, and the next.
+/// Backward passes that are prepared ahead: the current one, and the next.
 const AHEAD: usize = 2;
 
 /// One of a rank's stages of the pipeline.
@@ -20,14 +20,14 @@ const AHEAD: usize = 2;
 pub struct PipelineChunk {
     /// Places among the rank's pieces, in the order of computing.
     pub pieces: Vec<usize>,
-    /// What the next stage takes is shaped as this one's `carried` says; `None` for the last.
+    /// The next stage, whose `carried` has the shapes of its inputs; `None` for the last.
     pub next: Option<Stage>,
 }
 
-/// A run of units that is computed at once: all of a chunk, or one unit where weights come and go.
+/// A run of units that is computed at once: a chunk, or one unit if weights are gathered per use.
 #[derive(Clone, Debug)]
 pub struct UnitRange {
-    /// What computes.
+    /// The units.
     pub stage: Stage,
     /// Places of the stage's uses among the rank's uses.
     pub uses: Vec<usize>,
@@ -37,7 +37,7 @@ pub struct UnitRange {
     pub buckets: Vec<usize>,
 }
 
-/// What a rank has of the network, and how it talks about it.
+/// The part of the network that a rank has, and its activity.
 #[derive(Clone, Copy, Debug)]
 pub struct RankNetwork<'a> {
     /// The ranks of the pipeline.
@@ -46,14 +46,14 @@ pub struct RankNetwork<'a> {
     pub chunks: &'a [PipelineChunk],
     /// What they are made of.
     pub pieces: &'a [UnitRange],
-    /// Numbers of the computation.
+    /// The dtype of the computation.
     pub kind: Kind,
-    /// For whoever watches.
+    /// For the watchdog and the trace.
     pub activity: &'a RankActivity,
 }
 
 impl RankNetwork<'_> {
-    /// The shapes of what an action takes of the one before it.
+    /// The shapes of what an action takes from the one before it.
     pub(crate) fn shapes(&self, action: &Action, rows: i64) -> Vec<Vec<i64>> {
         let chunk = &self.chunks[action.chunk];
         match (action.pass, &chunk.next) {
@@ -63,7 +63,7 @@ impl RankNetwork<'_> {
         }
     }
 
-    /// One micro-batch through a chunk, without a way back: its outs.
+    /// The outs of one micro-batch of a chunk, without a backward pass.
     pub(crate) fn infer(
         &self,
         chunk: usize,
@@ -99,14 +99,14 @@ pub struct ScheduleRun<'a> {
     grads: Grads<'a>,
     micros: &'a [Micro],
     rows: &'a [i64],
-    /// Passes that wait for their way back, by micro-batch and chunk.
+    /// Forward passes that wait for their backward pass, by micro-batch and chunk.
     kept: HashMap<(usize, usize), Vec<model::Pass>>,
-    /// Of each micro-batch, one f64; 0 but for the last stage.
+    /// Of each micro-batch, one f64; 0 except on the last stage.
     losses: Vec<Tensor>,
 }
 
 impl<'a> ScheduleRun<'a> {
-    /// Nothing is done yet. `rows` are those of each of the micro-batches.
+    /// Before the first action. `rows` are those of each micro-batch.
     #[must_use]
     pub fn new(
         parts: RankNetwork<'a>,
@@ -120,21 +120,23 @@ impl<'a> ScheduleRun<'a> {
         ScheduleRun { parts, weights, pipe, grads, micros, rows, kept, losses }
     }
 
-    /// Does it all: the losses of this replica's micro-batches, 0 but for the last stage, and
-    /// gradients by use of the rank, summed over all replicas.
+    /// Executes the actions. Returns the losses of this replica's micro-batches, 0 except on the
+    /// last stage, and gradients by use of the rank, summed over all replicas.
     ///
     /// # Errors
     /// [`crate::Error::Bridge`], [`crate::Error::Torch`].
-    pub fn go(mut self, actions: &[Action]) -> Result<(Vec<Tensor>, Vec<Tensor>)> {
+    pub fn run(mut self, actions: &[Action]) -> Result<(Vec<Tensor>, Vec<Tensor>)> {
         for (at, action) in actions.iter().enumerate() {
             let mut input = None;
             if let Some(pipe) = &mut self.pipe {
                 let (parts, rows) = (self.parts, self.rows);
-                pipe.ask(&actions[at..], |action| parts.shapes(action, rows[action.micro]))?;
+                pipe.post_receives(&actions[at..], |action| {
+                    parts.shapes(action, rows[action.micro])
+                })?;
                 input = pipe.take(action)?;
             }
             self.parts.activity.set(|| action.to_string());
-            self.expect(&actions[at..]);
+            self.prefetch(&actions[at..]);
             match action.pass {
                 Pass::Forward => self.forward(action, input.unwrap_or_default())?,
                 Pass::Backward => self.backward(action, input.unwrap_or_default())?,
@@ -148,11 +150,11 @@ impl<'a> ScheduleRun<'a> {
         Ok((self.losses, grads))
     }
 
-    /// Has the next ways back of these actions made ready.
-    fn expect(&self, actions: &[Action]) {
+    /// Prefetches the offloaded inputs of the next backward passes of these actions.
+    fn prefetch(&self, actions: &[Action]) {
         let back = actions.iter().filter(|action| action.pass == Pass::Backward).take(AHEAD);
         let kept = back.filter_map(|action| self.kept.get(&(action.micro, action.chunk)));
-        kept.for_each(|passes| passes.iter().rev().for_each(model::Pass::expect));
+        kept.for_each(|passes| passes.iter().rev().for_each(model::Pass::prefetch));
     }
 
     fn forward(&mut self, action: &Action, carried: Vec<Tensor>) -> Result<()> {
@@ -161,7 +163,7 @@ impl<'a> ScheduleRun<'a> {
         let mut passes = Vec::<model::Pass>::new();
         let mut carried = carried;
         for &piece in &parts.chunks[action.chunk].pieces {
-            // They are the inputs of this piece, which may be moved away.
+            // They are the inputs of this piece, which may be offloaded.
             passes.last_mut().map_or(Ok(()), model::Pass::forget_outs)?;
             let leaves = self.weights.leaves(piece, parts.following(action.chunk, piece))?;
             let pass = parts.pieces[piece].stage.forward(&leaves, micro, carried)?;
@@ -183,7 +185,8 @@ impl<'a> ScheduleRun<'a> {
         let chunk = &parts.chunks[action.chunk];
         let micro = &self.micros[action.micro];
         let is_last = action.micro + 1 == self.micros.len();
-        let passes = self.kept.remove(&(action.micro, action.chunk)).expect("it went forward");
+        let passes =
+            self.kept.remove(&(action.micro, action.chunk)).expect("its forward pass is done");
         let (mut outs, mut head) = (received, Vec::new());
         for (&piece, pass) in chunk.pieces.iter().zip(passes).rev() {
             let UnitRange { stage, uses, buckets, .. } = &parts.pieces[piece];

@@ -1,4 +1,4 @@
-//! What a rank has to do, as it follows from the config, the model and its place in the mesh.
+//! The work of a rank, derived from the config, the model and its place in the mesh.
 
 use std::ops::Range;
 
@@ -21,32 +21,32 @@ use recipe::schedule::{Pipeline, Schedule};
 /// The groups of a checkpoint that training changes.
 pub const GROUPS: [Group; 3] = [Group::Model, Group::ExpAvg, Group::ExpAvgSq];
 
-/// What of a run one rank does. Nothing of it changes from step to step.
+/// The part of a run that one rank does. It does not change from step to step.
 #[derive(Clone, Debug)]
 pub struct Setup {
     /// The order of its passes.
     pub schedule: Schedule,
     /// The ranks of its pipeline.
     pub shape: Pipeline,
-    /// Numbers that compute.
+    /// The dtype of the computation.
     pub kind: Kind,
-    /// What becomes of gradients.
+    /// How gradients are summed and sent.
     pub rules: GradPolicy,
-    /// Whether weights come and go.
+    /// Whether weights are gathered for each use.
     pub gathers: bool,
     /// Its stages.
     pub chunks: Vec<PipelineChunk>,
     /// What they are made of.
     pub pieces: Vec<UnitRange>,
-    /// What travels together.
+    /// Units whose gradients are sent together.
     pub buckets: Vec<Bucket>,
-    /// Who uses what.
+    /// Which rank uses which parameter.
     pub uses: SharedParams,
     /// The parameters that it has, as places in the model's, ascending.
     pub params: Vec<usize>,
     /// Their shapes here, padding included.
     pub shapes: Vec<Vec<i64>>,
-    /// Those of them that are gathered together, where replicas have slices.
+    /// Runs of them that are gathered together, if replicas have slices.
     pub runs: Vec<Range<usize>>,
     /// What all ranks hold of the state.
     pub layout: Layout,
@@ -56,11 +56,12 @@ impl Setup {
     /// For a checked config that the mesh divides.
     ///
     /// # Errors
-    /// [`crate::Error::Ckpt`] if a parameter cannot be cut so; as [`ActivationStore::new`].
+    /// [`crate::Error::Ckpt`] if a parameter cannot be divided in this way; those of
+    /// [`ActivationStore::new`].
     pub fn new(config: &Config, model: &Model, tp: &Tp, comm: &Comm) -> Result<Self> {
         let parallel = &config.parallel;
         let (mesh, place) = (comm.mesh, comm.place());
-        // A single replica has nobody to share with.
+        // A single replica shares with no other.
         let zero = if mesh.dp > 1 { parallel.zero } else { 0 };
         let stages = config.pieces();
         let rank_of = |unit: usize| {
@@ -139,7 +140,7 @@ impl Setup {
         self.shapes[at].iter().product()
     }
 
-    /// The buffers of what is gathered: of each piece, where weights come and go, else of each run.
+    /// The buffers of gathers: of each piece if weights are gathered per use, else of each run.
     #[must_use]
     pub fn buffers(&self, replicas: usize) -> Vec<Buffer> {
         let of = |params: &mut dyn Iterator<Item = usize>| {
@@ -160,7 +161,7 @@ fn layout(params: Vec<Param>, mesh: DeviceMesh, zero: u64) -> Result<Layout> {
         pp: mesh.pp as u64,
         vpp: mesh.virtual_stages as u64,
         dp: mesh.dp as u64,
-        // What is sliced are the f32 weights, from the first stage of ZeRO on.
+        // The f32 weights are sliced from ZeRO stage 1 on.
         zero: if zero > 0 { Zero::Three } else { Zero::Off },
         slices: Slices::Blocks,
     };
@@ -180,7 +181,7 @@ fn each(units: Range<usize>) -> Vec<Range<usize>> {
     units.map(|unit| unit..unit + 1).collect()
 }
 
-/// Runs of parameters of about so many bytes.
+/// Runs of parameters of about `bytes_max` bytes.
 fn runs(shapes: &[Vec<i64>], bytes_max: u64) -> Vec<Range<usize>> {
     let (mut runs, mut bytes) = (Vec::new(), 0);
     let mut first = 0;
@@ -194,7 +195,7 @@ fn runs(shapes: &[Vec<i64>], bytes_max: u64) -> Vec<Range<usize>> {
     runs
 }
 
-/// Units of a chunk from its last on, until a bucket has so many bytes.
+/// Groups the units of each chunk, its last first, into buckets of about `bytes_max` bytes.
 fn buckets(
     chunks: &[PipelineChunk],
     pieces: &mut [UnitRange],

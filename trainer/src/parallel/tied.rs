@@ -1,8 +1,8 @@
 //! Parameters that several stages use.
 //!
 //! Each use has its own gradient, and those of one parameter are added in the order of the uses,
-//! one after the other, by everybody who has the parameter: so its copies stay alike without being
-//! sent, and no bit depends on which uses are together on a rank.
+//! one after the other, by every rank that has the parameter: so its copies stay equal without
+//! being sent, and no bit depends on which uses are together on a rank.
 
 use bridge::dist::Group;
 use tch::Tensor;
@@ -14,7 +14,7 @@ use crate::device::to_host;
 use crate::launch::comm::RankActivity;
 use crate::model::Use;
 
-/// Tells the gradients of uses apart from one another, and from what a pipeline sends.
+/// The tag of the gradient of a use, which no other use and no message of a pipeline has.
 #[must_use]
 pub fn tag(at: usize) -> u32 {
     pipe::TAGS + at as u32 // fits: a model has fewer uses than 2^20
@@ -32,8 +32,8 @@ pub struct SharedParams {
 }
 
 impl SharedParams {
-    /// Joins the gradients of this rank's uses, in their order, with those that others have of the
-    /// same parameters. One a parameter comes back, in the order of the parameters.
+    /// Adds the gradients of this rank's uses, in their order, and those that other ranks have of
+    /// the same parameters. Returns one a parameter, in the order of the parameters.
     ///
     /// # Errors
     /// [`crate::Error::Bridge`], [`crate::Error::Torch`].
@@ -41,7 +41,7 @@ impl SharedParams {
         &self,
         pipeline: Option<&Group>,
         grads: Vec<Tensor>,
-        doing: &RankActivity,
+        activity: &RankActivity,
     ) -> Result<Vec<Tensor>> {
         let mut params: Vec<usize> = self.own.iter().map(|at| self.all[*at].param).collect();
         params.sort_unstable();
@@ -51,7 +51,7 @@ impl SharedParams {
             by_use[*at] = Some(grad);
         }
         if let Some(group) = pipeline {
-            doing.set(|| "exchanges gradients of shared parameters".to_owned());
+            activity.set(|| "exchanges gradients of shared parameters".to_owned());
             self.exchange(group, &params, &mut by_use)?;
         }
         let mut joined: Vec<Option<Tensor>> = params.iter().map(|_| None).collect();
@@ -67,7 +67,7 @@ impl SharedParams {
         Ok(joined.into_iter().map(|sum| sum.expect("every parameter is used")).collect())
     }
 
-    /// Fills in what others have of these parameters.
+    /// Receives the gradients that other ranks have of these parameters.
     fn exchange(
         &self,
         group: &Group,
@@ -82,7 +82,7 @@ impl SharedParams {
             });
         for (at, it) in shared {
             let mine = self.own.iter().find(|mine| self.all[**mine].param == it.param);
-            let mine = by_use[*mine.expect("the parameter is ours")].as_ref();
+            let mine = by_use[*mine.expect("the parameter is this rank's")].as_ref();
             let mine = mine.expect("every use has a gradient");
             let mut grad = Tensor::f_empty(mine.size(), (mine.kind(), group.device()))?;
             works.push(group.recv(&mut grad, self.ranks[at], tag(at))?);

@@ -1,4 +1,4 @@
-//! The tensors that compute, made of the weights that a rank has.
+//! The weights in the dtype of the computation, made from the weights that a rank has.
 
 use std::rc::Rc;
 
@@ -13,13 +13,13 @@ use crate::Result;
 /// Leaves of the graph for each piece of a rank.
 #[derive(Debug)]
 pub enum Weights<'a> {
-    /// All are there for the whole step.
+    /// All are in memory for the whole step.
     Here(Vec<Rc<Vec<Tensor>>>),
-    /// Those of a piece are gathered from the replicas when it is its turn, and dropped after.
+    /// Those of a piece are gathered from the replicas for each use, and dropped after it.
     Gathered(Gathered<'a>),
 }
 
-/// Pieces of which each replica has slices.
+/// Pieces of whose weights each replica has slices.
 #[derive(Debug)]
 pub struct Gathered<'a> {
     group: &'a Group,
@@ -33,7 +33,7 @@ pub struct Gathered<'a> {
 }
 
 impl<'a> Weights<'a> {
-    /// Of whole parameters of the rank.
+    /// From whole parameters of the rank.
     ///
     /// # Errors
     /// [`crate::Error::Torch`].
@@ -46,7 +46,7 @@ impl<'a> Weights<'a> {
         Ok(Weights::Here(pieces.iter().map(leaves).collect::<Result<_>>()?))
     }
 
-    /// Of slices; `buffers` are those of the pieces.
+    /// From slices; `buffers` are those of the pieces.
     #[must_use]
     pub fn gathered(
         group: &'a Group,
@@ -59,7 +59,7 @@ impl<'a> Weights<'a> {
         Weights::Gathered(Gathered { group, pieces, slices, buffers, kind, now, next })
     }
 
-    /// The leaves of a piece; those of `then` are sent for, because it is the next one's turn.
+    /// The leaves of a piece; starts to gather those of `then`, the next one.
     ///
     /// # Errors
     /// [`crate::Error::Bridge`], [`crate::Error::Torch`].
@@ -76,10 +76,10 @@ impl Gathered<'_> {
         let leaves = match self.now.take().filter(|(at, _)| *at == piece) {
             Some((_, leaves)) => leaves,
             None => {
-                // Another than was sent for is dropped when it has come: replicas ask for the same
-                // ones in the same order.
-                let sent_for = self.next.take().filter(|(at, _)| *at == piece);
-                let started = match sent_for {
+                // A gather of another piece is dropped when it is complete: all replicas gather the
+                // same pieces in the same order.
+                let prefetched = self.next.take().filter(|(at, _)| *at == piece);
+                let started = match prefetched {
                     Some((_, started)) => started,
                     None => self.start(piece)?,
                 };

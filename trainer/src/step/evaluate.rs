@@ -13,11 +13,12 @@ use crate::step::Trainer;
 use recipe::schedule::{Action, Pass};
 
 impl Trainer {
-    /// Sum of the losses of all tokens of the batches, in nats, and how many tokens that are, over
+    /// Sum of the losses of all tokens of the batches, in nats, and the count of these tokens, over
     /// all replicas. All ranks call it.
     ///
-    /// # Errors [`Error::Torch`](crate::Error::Torch), [`Error::Bridge`](crate::Error::Bridge), or
-    /// what reading the batches said.
+    /// # Errors
+    /// [`Error::Torch`](crate::Error::Torch), [`Error::Bridge`](crate::Error::Bridge), or the error
+    /// of reading the batches.
     pub fn evaluate(&self, batches: &mut Batches) -> Result<(f64, f64)> {
         let place = self.comm.place();
         let mut weights = self.weights()?;
@@ -42,7 +43,7 @@ impl Trainer {
         Ok((loss[0], tokens[0]))
     }
 
-    /// The sum of the losses of some micro-batches, 0 but for the last stage.
+    /// The sum of the losses of some micro-batches; 0 except on the last stage.
     fn losses<B: Input>(&self, batches: &[B], weights: &mut Weights<'_>) -> Result<f64> {
         let _no_grad = tch::no_grad_guard();
         let chunks = self.setup.shape.chunks;
@@ -59,7 +60,7 @@ impl Trainer {
             let mut input = None;
             if let Some(pipe) = &mut pipe {
                 let rows = |action: &Action| batches[action.micro].rows() as i64; // fits: of memory
-                pipe.ask(&actions[at..], |action| parts.shapes(action, rows(action)))?;
+                pipe.post_receives(&actions[at..], |action| parts.shapes(action, rows(action)))?;
                 input = pipe.take(action)?;
             }
             let micro = batch.micro(LossWeights { token: 1.0, sample: 0.0 })?;

@@ -1,4 +1,4 @@
-//! What of the state a rank holds, for checkpoints.
+//! The parts of the state that a rank holds, for checkpoints.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -36,7 +36,7 @@ impl Trainer {
         &self.setup.layout
     }
 
-    /// What this rank holds; of what is offloaded nothing.
+    /// What this rank holds, without offloaded state.
     #[must_use]
     pub fn parts(&self) -> Vec<LocalTensor<'_>> {
         let mut parts = self.parts_by_place();
@@ -68,7 +68,7 @@ impl Trainer {
     }
 }
 
-/// Where a part lies in its tensor's memory, in bytes.
+/// The byte range of a part in its tensor's memory.
 pub(crate) fn range(part: &LocalRegion, item_bytes: u64) -> Range<usize> {
     let elements = part.region.elements().expect("a layout's parts can be counted");
     // fits: both are within a tensor that is in memory.

@@ -1,4 +1,4 @@
-//! One optimizer step: micro-batches in, weights changed.
+//! One optimizer step: from micro-batches to updated weights.
 
 mod evaluate;
 pub(crate) mod local_tensors;
@@ -28,8 +28,8 @@ use crate::{Error, Result};
 use recipe::scaler::Scaler;
 use recipe::schedule::Action;
 
-/// Everything that training changes, and the constants that it needs for that: all of it, or what
-/// one rank of several has.
+/// The state that training changes, and the constants that it needs: all of it, or the part of one
+/// rank.
 #[derive(Debug)]
 pub struct Trainer {
     pub(crate) model: Model,
@@ -38,25 +38,25 @@ pub struct Trainer {
     /// f32, by parameter of the rank, padding included: whole, or this replica's slices, flat.
     params: Vec<Tensor>,
     adamw: AdamW,
-    /// Has the f32 weights and the moments, where they are offloaded; then `params` are of the
-    /// numbers of the computation.
+    /// The f32 weights and the moments, if they are offloaded; then `params` have the dtype of the
+    /// computation.
     pub(crate) offloaded: Option<OffloadedState>,
-    /// Whole parameters in the numbers of the computation, where `params` are slices, unless they
-    /// come and go.
+    /// Full parameters in the dtype of the computation, if `params` are slices and are not gathered
+    /// for each use.
     copies: Option<Vec<Tensor>>,
-    /// Of what is gathered: the pieces, where weights come and go, or runs of parameters.
+    /// For gathers: of pieces, if weights are gathered for each use, or of runs of parameters.
     buffers: Vec<Buffer>,
     scaler: Option<(Scaler, LossScaleConfig)>,
 }
 
-/// What a step was like.
+/// Statistics of a step.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct StepReport {
     /// Mean loss of its tokens before the update, in nats.
     pub loss: f64,
     /// Norm of its gradient before clipping.
     pub grad_norm: f64,
-    /// Whether it changed nothing, because fp16 could not hold a gradient.
+    /// Whether the update was skipped, because the loss or a gradient was not finite in fp16.
     pub skipped: bool,
 }
 
@@ -69,19 +69,19 @@ impl Trainer {
         Self::on_mesh(config, Comm::alone(Device::Cpu))
     }
 
-    /// What one of several ranks has of them. `config` divides as the mesh does.
+    /// One rank's part of them. `config` divides as the mesh does.
     ///
     /// # Errors
     /// [`Error::Torch`] if the memory does not suffice, [`Error::Ckpt`] if a parameter cannot be
-    /// cut as the config says, [`Error::Bridge`] if another rank is gone.
+    /// cut as the config says, [`Error::Bridge`] if another rank is lost.
     pub fn on_mesh(config: &Config, comm: Comm) -> Result<Self> {
         let mut trainer = Self::unloaded(config, comm)?;
-        trainer.begin_anew(config.run.seed)?;
+        trainer.init_weights(config.run.seed)?;
         Ok(trainer)
     }
 
-    /// Draws the first weights, in the place of which nothing was loaded.
-    pub(crate) fn begin_anew(&mut self, seed: u64) -> Result<()> {
+    /// Draws the initial weights, if none are loaded.
+    pub(crate) fn init_weights(&mut self, seed: u64) -> Result<()> {
         let (rank, ranks) = (self.comm.place().tp, self.comm.mesh.tp);
         for at in 0..self.params.len() {
             let spec = &self.model.params()[self.setup.params[at]];
@@ -91,8 +91,8 @@ impl Trainer {
         self.loaded()
     }
 
-    /// As [`Trainer::on_mesh`], of zeros: [`Trainer::begin_anew`] draws its weights, or they are
-    /// loaded, and then [`Trainer::loaded`] is to be called.
+    /// As [`Trainer::on_mesh`], with zeros: the caller calls [`Trainer::init_weights`], or loads
+    /// the weights and then calls [`Trainer::loaded`].
     pub(crate) fn unloaded(config: &Config, comm: Comm) -> Result<Self> {
         check_mesh(config, &comm)?;
         let model = Model::new(&config.model, comm.mesh.tp as u64).seeded(config.run.seed);
@@ -136,7 +136,7 @@ impl Trainer {
         self.model.params()
     }
 
-    /// What computes: the first of the rank's stages.
+    /// The first of the rank's stages.
     #[must_use]
     pub fn stage(&self) -> &Stage {
         &self.setup.pieces[0].stage
@@ -149,7 +149,7 @@ impl Trainer {
     }
 
     /// The weights and both moments that the rank has, each in the order of the parameters: whole
-    /// and shaped, padding included, or flat slices. Where they are offloaded there are none.
+    /// and shaped, padding included, or flat slices. Empty if they are offloaded.
     pub fn state(&self) -> [&[Tensor]; 3] {
         let params = if self.offloaded.is_some() { &[] } else { &self.params[..] };
         [params, &self.adamw.exp_avgs, &self.adamw.exp_avg_sqs]
@@ -161,8 +161,8 @@ impl Trainer {
         [params, &mut self.adamw.exp_avgs, &mut self.adamw.exp_avg_sqs]
     }
 
-    /// Makes what follows from the weights anew, and takes all of it to what computes. All ranks
-    /// call it after they have filled theirs, which until then are on the CPU.
+    /// Recomputes what is derived from the weights, and moves all of it to the device. All ranks
+    /// call it after they have filled their weights, which until then are on the CPU.
     ///
     /// # Errors
     /// [`Error::Torch`], [`Error::Bridge`]; [`Error::Ckpt`] if offloaded weights cannot be read.
@@ -178,7 +178,7 @@ impl Trainer {
         self.gather()
     }
 
-    /// Brings the replicas' slices together, where what computes is whole.
+    /// Gathers the replicas' slices into full parameters, unless each use gathers them.
     fn gather(&mut self) -> Result<()> {
         if !self.setup.rules.sliced || self.setup.gathers {
             return Ok(());
@@ -196,7 +196,7 @@ impl Trainer {
         let mut next = Some(start(0)?);
         for run in 0..self.setup.runs.len() {
             let now = next.take().expect("it was started");
-            // The next is on its way while this one is put together.
+            // The next gather is in flight while this one is unpacked.
             if run + 1 < self.setup.runs.len() {
                 next = Some(start(run + 1)?);
             }
@@ -214,7 +214,7 @@ impl Trainer {
         self.scaler.as_ref().map(|(scaler, _)| *scaler)
     }
 
-    /// Goes on with the loss scale of a checkpoint; no effect but in fp16.
+    /// Resumes with the loss scale of a checkpoint; no effect except in fp16.
     pub fn set_scaler(&mut self, scaler: Scaler) {
         if let Some((own, _)) = &mut self.scaler {
             *own = scaler;
@@ -228,7 +228,7 @@ impl Trainer {
     /// weighs the same, whatever micro-batch it is in.
     ///
     /// # Errors
-    /// [`Error::NotFinite`] if loss or gradient is no number: nothing was changed then, on no rank.
+    /// [`Error::NotFinite`] if loss or gradient is not finite: then no rank has changed anything.
     /// [`Error::Torch`] and [`Error::Bridge`] for the rest.
     pub fn step<B: Input>(
         &mut self,
@@ -287,8 +287,8 @@ impl Trainer {
         Ok(Contribution { loss: tree_sum(&numbers(&losses)?), grads: self.join(grads)? })
     }
 
-    /// What some micro-batches of a step contribute to it, every token weighed with `weight`, one
-    /// over the tokens of the whole step: it is applied here and nowhere else. The gradients are of
+    /// What some micro-batches of a step contribute to it, every token weighted by `weight`, one
+    /// over the tokens of the whole step, which is applied only here. The gradients are of
     /// the uses of parameters, f32, flat.
     ///
     /// # Errors
@@ -319,10 +319,10 @@ impl Trainer {
         let grads = Grads::new(group, self.setup.rules, &self.setup.buckets);
         let rows: Vec<i64> = batches.iter().map(|batch| batch.rows() as i64).collect();
         let pipe = self.pipe(lists);
-        ScheduleRun::new(self.part(), self.weights()?, pipe, grads, (&micros, &rows)).go(&own)
+        ScheduleRun::new(self.part(), self.weights()?, pipe, grads, (&micros, &rows)).run(&own)
     }
 
-    /// One over what counts in the step, times the loss scale.
+    /// The loss scale over the counted tokens, and over the samples, of the step.
     fn weights_of<B: Input>(&self, batches: &[B], scale: f64) -> Result<LossWeights> {
         let tokens = batches.iter().map(Input::counted_tokens).sum::<f64>();
         let samples = batches.iter().map(|batch| batch.rows() as f64).sum::<f64>();
@@ -334,7 +334,7 @@ impl Trainer {
         Ok(LossWeights { token, sample })
     }
 
-    /// Gradients by parameter of the rank, of gradients by use: in the shapes of the parameters.
+    /// Combines gradients by use into gradients by parameter of the rank, in their shapes.
     fn join(&self, mut grads: Vec<Tensor>) -> Result<Vec<Tensor>> {
         let _no_grad = tch::no_grad_guard();
         if let Some(tp) = &self.comm.tp {
@@ -352,14 +352,14 @@ impl Trainer {
         shaped.map(|(grad, param)| Ok(grad.f_view(param.size().as_slice())?)).collect()
     }
 
-    /// The loss of the step and the norm of its gradient, alike on all ranks, of the losses of this
-    /// rank's micro-batches and its part of the gradient.
+    /// The loss of the step and the norm of its gradient, equal on all ranks, from the losses of
+    /// this rank's micro-batches and its part of the gradient.
     fn loss_and_norm(&self, losses: &[Tensor], grads: &[Tensor]) -> Result<(f64, f64)> {
         self.comm.activity.set(|| "takes the norm of the gradient".to_owned());
         let Setup { params, uses, rules, .. } = &self.setup;
         let (mesh, place) = (self.comm.mesh, self.comm.place());
         let elements = |at: usize| self.setup.elements(at) as u64; // fits: not negative
-        // All of it is asked for before any of it is waited for.
+        // All sums are started on the device before any result is waited for.
         let sums = grads.iter().enumerate().map(|(at, grad)| block_sums(grad, elements(at)));
         let sums = sums.collect::<Result<Vec<Tensor>>>()?;
         let (losses, blocks) = (numbers(losses)?, numbers(&sums)?);
@@ -385,7 +385,7 @@ impl Trainer {
             all_sum(self.comm.dp.as_ref(), &mut losses)?;
             numbers[..micros].copy_from_slice(&losses);
         }
-        // Each parameter is counted once, by one of those who have it.
+        // Each parameter is counted once, by one of the ranks that have it.
         let mut squares = vec![0.0; self.model.params().len() + 1];
         let (losses, mut blocks) = numbers.split_at(micros);
         for (at, param) in params.iter().enumerate() {
@@ -411,7 +411,7 @@ impl Trainer {
         slice_of(Slices::Blocks, elements, replicas, own)
     }
 
-    /// The first sample of the step, whichever of its micro-batches are here.
+    /// The first sample of the step, whichever of its micro-batches this replica has.
     fn first_sample<B: Input>(&self, batches: &[B]) -> u64 {
         let (mesh, place) = (self.comm.mesh, self.comm.place());
         let before = mesh.share(self.setup.rules.share, place.dp, batches.len() * mesh.dp)[0];
@@ -464,7 +464,7 @@ fn check_mesh(config: &Config, comm: &Comm) -> Result<()> {
 }
 
 impl Setup {
-    /// What a rank keeps of a parameter that it has whole.
+    /// The part of a full parameter that a rank keeps.
     fn own_part(&self, comm: &Comm, at: usize, whole: Tensor) -> Result<Tensor> {
         if !self.rules.sliced {
             return Ok(whole);
@@ -481,7 +481,7 @@ impl Setup {
     }
 }
 
-/// How many blocks of a parameter are before its element number `first`, which begins one.
+/// How many blocks of a parameter are before its element number `first`, which starts one.
 fn block_count_before(first: u64, elements: u64) -> usize {
     first.div_ceil(ckpt::layout::block_elements(elements)) as usize // fits: of memory
 }

@@ -1,8 +1,7 @@
-//! Weights in f32 and their moments beside the device: in the host's memory, or in files of disks.
+//! Offloaded f32 weights and moments: in host memory, or in files on disks.
 //!
-//! What computes stays with the trainer, in the numbers of the computation. An update gives the
-//! gradients away and takes the new weights back, rounded; what is kept elsewhere is saved from
-//! there.
+//! The trainer keeps the weights in the dtype of the computation. An update takes the gradients and
+//! returns the new weights, rounded; checkpoints save the offloaded state from where it is.
 
 use std::sync::Arc;
 
@@ -30,18 +29,19 @@ pub(crate) struct OffloadedState {
     pub(crate) plan: Arc<SavePlan>,
     /// Of each of the rank's tensors: the parts that the state has, and whether they decay.
     tensors: Vec<(Vec<LocalRegion>, bool)>,
-    /// Numbers that compute.
+    /// The dtype of the computation.
     kind: Kind,
-    /// Where new weights come for a GPU, page-locked; empty before the first, and on the CPU, on
-    /// which they come to where they compute.
-    landing: Vec<Tensor>,
-    /// Whether the first weights are still with the trainer.
+    /// Page-locked memory for the new weights of a GPU; empty before the first update, and on the
+    /// CPU, where an update writes the weights in place.
+    staging: Vec<Tensor>,
+    /// Whether the initial weights are still in the trainer.
     is_empty: bool,
 }
 
 impl Trainer {
-    /// Opens the place where the config wants the state. It stays empty until the first
-    /// [`Trainer::loaded`], for what is loaded before takes the place of the first weights.
+    /// Opens the state at the place that the config names. It stays empty until the first
+    /// [`Trainer::loaded`], because a checkpoint that is loaded before then replaces the initial
+    /// weights.
     pub(crate) fn offload(&mut self, config: &Config) -> Result<()> {
         if config.optim.offload == Offload::None {
             return Ok(());
@@ -88,7 +88,7 @@ impl OffloadedState {
                 Ok(State::on_disks(folders, &owner, plan, layout, rank, options)?)
             };
             match open() {
-                // A run goes on from its checkpoints, whatever layout they are of.
+                // A run resumes from its checkpoints, whatever their layout.
                 Err(error) if is_damage(&error) => {
                     log::warn!("offload: {}; starting from scratch", storage::one_line(&error));
                     for Folder { store, key } in &folders {
@@ -101,10 +101,10 @@ impl OffloadedState {
         } else {
             State::in_memory(Arc::clone(&plan), layout, rank, options)?
         };
-        Ok(OffloadedState { state, plan, tensors, kind, landing: Vec::new(), is_empty: true })
+        Ok(OffloadedState { state, plan, tensors, kind, staging: Vec::new(), is_empty: true })
     }
 
-    /// What computes, as a state counts it, and its bytes.
+    /// The dtype of the computation, as the state names it, and its bytes.
     fn dtype(&self) -> (Dtype, u64) {
         match self.kind {
             Kind::BFloat16 => (Dtype::BF16, 2),
@@ -130,7 +130,7 @@ impl OffloadedState {
         Ok(())
     }
 
-    /// Writes the weights into the tensors that compute. A state of nothing takes them from there
+    /// Writes the weights into the tensors of the computation. An empty state takes them from there
     /// first, with moments of zero.
     pub(crate) fn weights(&mut self, params: &mut [Tensor]) -> Result<()> {
         if std::mem::take(&mut self.is_empty) {
@@ -149,7 +149,7 @@ impl OffloadedState {
         Ok(self.state.weights(&mut into)?)
     }
 
-    /// As [`crate::step::optim::AdamW::update`]; gradients stay as they are.
+    /// As [`crate::step::optim::AdamW::update`]; gradients are not changed.
     pub(crate) fn update(
         &mut self,
         config: &OptimConfig,
@@ -163,11 +163,11 @@ impl OffloadedState {
         let (dtype, item_bytes) = self.dtype();
         let grads = grads.into_iter().map(alone).collect::<Result<Vec<Tensor>>>()?;
         let is_away = params.iter().any(|param| param.device().is_cuda());
-        if is_away && self.landing.is_empty() {
+        if is_away && self.staging.is_empty() {
             // With the padding, which no part of the state has.
-            self.landing = params.iter().map(host_copy).collect::<Result<_>>()?;
+            self.staging = params.iter().map(host_copy).collect::<Result<_>>()?;
         }
-        let here = if is_away { &mut self.landing[..] } else { &mut *params };
+        let here = if is_away { &mut self.staging[..] } else { &mut *params };
         let mut updates = Vec::new();
         for ((param, grad), (parts, decays)) in here.iter_mut().zip(&grads).zip(&self.tensors) {
             let grad = bridge::bytes(grad)?;
@@ -181,13 +181,13 @@ impl OffloadedState {
             }));
         }
         self.state.step(&adamw, updates, Value::Null)?;
-        for (param, landed) in params.iter_mut().zip(&self.landing) {
-            param.f_copy_(landed)?;
+        for (param, staged) in params.iter_mut().zip(&self.staging) {
+            param.f_copy_(staged)?;
         }
         Ok(())
     }
 
-    /// What of the plan this rank has, where it lies; `None` on a disk.
+    /// The bytes of the plan that this rank has, in place; `None` on a disk.
     pub(crate) fn held(&self) -> Option<Vec<&[u8]>> {
         self.state.held()
     }
@@ -198,7 +198,7 @@ impl OffloadedState {
     }
 }
 
-/// Whose a state is: that of whoever saves to this folder of checkpoints, which is one run.
+/// The owner of a state: the one run that saves to this folder of checkpoints.
 fn owner(config: &Config) -> Result<String> {
     let dir = config.checkpoint_dir();
     if dir.contains("://") {
@@ -208,10 +208,10 @@ fn owner(config: &Config) -> Result<String> {
     Ok(std::path::absolute(&dir).map_err(failed)?.display().to_string())
 }
 
-/// Ranks of a node, of which the folders are looked for.
+/// Ranks of a node whose folders are searched.
 const LOCAL_RANKS_MAX: usize = 64;
 
-/// Removes what ranks of this run left that it no longer has, having gone on in another layout.
+/// Removes the state of ranks that this run no longer has after it resumed in another layout.
 fn sweep(offload: &Offload, owner: &str, ranks: usize) {
     let mut places: Vec<String> = (0..LOCAL_RANKS_MAX).flat_map(|at| offload.folders(at)).collect();
     places.sort_unstable();
@@ -227,8 +227,8 @@ fn sweep(offload: &Offload, owner: &str, ranks: usize) {
     }
 }
 
-/// A tensor on the CPU that shares its memory with no other: slices lie in the rows that they came
-/// in.
+/// A tensor on the CPU that shares its memory with no other: slices are views of the rows in which
+/// they were received.
 fn alone(grad: Tensor) -> Result<Tensor> {
     if grad.device() == Device::Cpu && bridge::bytes(&grad).is_ok() {
         return Ok(grad);

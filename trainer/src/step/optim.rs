@@ -1,4 +1,4 @@
-//! AdamW over two groups, and what clips.
+//! AdamW over two groups, and gradient clipping.
 
 use bridge::{AdamWStep, Moments, fused_adamw};
 use tch::Tensor;

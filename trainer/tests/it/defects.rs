@@ -1,10 +1,10 @@
-//! What went wrong in the systems that users come from, and what keeps it from happening here.
+//! Defects of the systems that users come from, and the tests that prevent them here.
 //! Files are below this folder unless they name a crate; tests without a file are in this one.
 //!
 //! - CPM-1: a resumed pipeline skips as many micro-batches as there were steps.
-//!   `parallel/elastic.rs`: `a_run_goes_on_in_any_layout`.
+//!   `parallel/elastic.rs`: `a_run_resumes_in_any_layout`.
 //! - CPM-2, Paddle: the saved step is trained again; CPM-2 saves before the first.
-//!   `any_step_goes_on_as_it_went_on`.
+//!   `a_run_resumes_bit_identically_from_any_step`.
 //! - CPM-2: every load sets the loss scale to 4096; Paddle does not save it. The same, in fp16.
 //! - CPM-2: offsets of 16 bits wrap in long documents, lines of five million characters end the
 //!   work, no two runs hide the same spans. `preprocess/tests/it/spans.rs`:
@@ -22,22 +22,23 @@
 //!   `flags_of_the_first_megatron_differ_from_current_ones`.
 //! - DeepSpeed's examples: keys of ZeRO-3 that are misspelt and ignored. The same:
 //!   `unknown_keys_are_refused_with_the_nearest_known_key`.
-//! - Megatron of 2019: a resumed run validates on other samples. `any_step_goes_on_as_it_went_on`.
+//! - Megatron of 2019: a resumed run validates on other samples.
+//!   `a_run_resumes_bit_identically_from_any_step`.
 //! - Megatron of 2019: what is saved is padded for a number of ranks.
-//!   `shapes_in_checkpoints_know_no_ranks`.
+//!   `checkpoint_shapes_do_not_depend_on_ranks`.
 //! - Megatron of 2019: every new token computes all before it again. `generate.rs`:
-//!   `one_token_at_a_time_is_all_at_once`.
+//!   `cached_decoding_equals_a_full_pass`.
 //! - Paddle: its headline is not what its own logs say. The numbers in README have their commands.
 //! - picotron, torchtitan, DeepSpeed: in a pipeline gradients are divided twice, or not at all.
 //!   `parallel/layouts.rs`: `gpt_in_fp32`; `model/mod.rs`:
 //!   `every_token_of_a_step_weighs_the_same`.
 //! - picotron: no clip, no schedule of the rate, no state of the data, and fused AdamW is there but
 //!   never chosen. `model/mod.rs`: `norm_and_clip`; `recipe/tests/it/lr.rs`; `defects.rs`:
-//!   `any_step_goes_on_as_it_went_on`; `trainer/bridge/tests/it/bridge.rs`:
+//!   `a_run_resumes_bit_identically_from_any_step`; `trainer/bridge/tests/it/bridge.rs`:
 //!   `adamw_is_the_algorithm`.
 //! - Megatron: after a load most ranks draw the random numbers of another.
-//!   `parallel/layouts.rs`: `what_is_dropped`; `parallel/elastic.rs`:
-//!   `what_was_dropped_is_dropped_again`.
+//!   `parallel/layouts.rs`: `dropout_is_the_same_in_every_layout`; `parallel/elastic.rs`:
+//!   `dropout_is_the_same_after_a_kill`.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -55,8 +56,8 @@ fn names(folder: &Path) -> BTreeSet<String> {
     entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect()
 }
 
-/// Gives a new run the checkpoint of one step of another.
-fn give(lab: &Lab, from: &str, step: u64, to: &str) {
+/// Copies the checkpoint of one step of a run to a new run.
+fn copy_step(lab: &Lab, from: &str, step: u64, to: &str) {
     let name = format!("step-{step:012}");
     let (from, to) = (lab.path(from).join("ckpt"), lab.path(to).join("ckpt"));
     fs::create_dir_all(&to).unwrap();
@@ -64,9 +65,9 @@ fn give(lab: &Lab, from: &str, step: u64, to: &str) {
     assert!(copied.unwrap().success());
 }
 
-/// Every test that the list above names is there.
+/// Every test that the list above names exists.
 #[test]
-fn the_list_is_of_tests_that_there_are() {
+fn listed_tests_exist() {
     let list = include_str!("defects.rs").lines().map_while(|line| line.strip_prefix("//!"));
     let list = list.collect::<Vec<_>>().concat();
     let (mut file, mut tests) = ("defects.rs", 0);
@@ -89,11 +90,10 @@ fn the_list_is_of_tests_that_there_are() {
     assert!(tests >= 20, "{tests} tests");
 }
 
-/// Whichever step a run goes on from, it computes what it computed: in the midst of an epoch, at
-/// the first step of one, right after an evaluation, after steps that fp16 skipped and before the
-/// loss scale grows.
+/// From whichever step a run resumes, it computes the same: within an epoch, at the first step of
+/// one, right after an evaluation, after steps that fp16 skipped and before the loss scale grows.
 #[test]
-fn any_step_goes_on_as_it_went_on() {
+fn a_run_resumes_bit_identically_from_any_step() {
     let lab = Lab::new();
     let keys = [
         ("run.budget", "{ steps = 14 }"),
@@ -109,17 +109,17 @@ fn any_step_goes_on_as_it_went_on() {
         ("model.dropout", "0.1"),
     ];
     assert_success(&train(&lab.config("whole", &keys)));
-    let due: BTreeSet<String> = (1..=14).map(|step| format!("step-{step:012}")).collect();
+    let expected: BTreeSet<String> = (1..=14).map(|step| format!("step-{step:012}")).collect();
     let mut saved = names(&lab.path("whole/ckpt"));
     saved.retain(|name| name.starts_with("step-"));
-    assert_eq!(saved, due, "each step once, and none before the first");
+    assert_eq!(saved, expected, "each step once, and none before the first");
     let whole = lab.log_lines("whole");
     let scales: Vec<f64> = whole.iter().filter_map(|line| line["loss_scale"].as_f64()).collect();
     let moves = |is: fn(f64, f64) -> bool| scales.windows(2).any(|pair| is(pair[0], pair[1]));
     assert!(moves(|a, b| a > b) && moves(|a, b| a < b), "it falls and grows: {scales:?}");
     for step in [2, 4, 6, 7, 11] {
         let run = format!("from-{step}");
-        give(&lab, "whole", step, &run);
+        copy_step(&lab, "whole", step, &run);
         assert_success(&train(&lab.config(&run, &keys)));
         let mut rest = whole.clone();
         rest.retain(|line| line["step"].as_u64() > Some(step));
@@ -151,16 +151,16 @@ fn an_index_is_named_after_what_it_depends_on() {
         build();
         let now = names(&folder);
         assert!(now.len() > before.len() && now.is_superset(&before), "{key}: {now:?}");
-        // Who asks for the same again finds it.
+        // A second build finds the file.
         build();
         assert_eq!(names(&folder), now, "{key}");
         before = now;
     }
 }
 
-/// 600 tokens are 640 rows in the memory of one rank, and 768 in that of two, whatever was saved.
+/// 600 tokens are 640 rows in the memory of one rank, and 768 in that of two; files have 600.
 #[test]
-fn shapes_in_checkpoints_know_no_ranks() {
+fn checkpoint_shapes_do_not_depend_on_ranks() {
     let lab = Lab::new();
     let keys = [("model.vocab", "600"), ("run.budget", "{ steps = 2 }"), ("eval.every", "0")];
     let shape = |run: &str| {

@@ -1,6 +1,6 @@
-//! What a run says when the world is not as it should be, and what it leaves untouched.
+//! The errors of a run with bad input or a failing disk, and what it leaves unchanged.
 
-#![expect(clippy::print_stdout, reason = "a test that is left out says why")]
+#![expect(clippy::print_stdout, reason = "a skipped test prints the reason")]
 
 use std::fs;
 use std::io::{BufRead as _, BufReader};
@@ -9,13 +9,13 @@ use std::process::Command;
 
 use crate::common::{Lab, alone, assert_success, text, train, trainer};
 
-/// A run that must fail with 2, saying each of these.
-fn check_fails(config: &Path, due: &[&str]) {
+/// Asserts that a run fails with code 2 and a message that contains each of these.
+fn check_fails(config: &Path, expected: &[&str]) {
     let output = train(config);
-    let words = text(&output.stderr);
-    assert_eq!(output.status.code(), Some(2), "{words}");
-    for due in due {
-        assert!(words.contains(due), "{due:?} is not in: {words}");
+    let stderr = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(2), "{stderr}");
+    for expected in expected {
+        assert!(stderr.contains(expected), "{expected:?} is not in: {stderr}");
     }
 }
 
@@ -97,26 +97,27 @@ fn another_corpus_is_refused() {
     let mut bytes = fs::read(&bin).unwrap();
     bytes[100] ^= 1;
     fs::write(&bin, bytes).unwrap();
-    // With its checksums it would be known as damaged.
+    // With its checksums the corpus would be reported as corrupt.
     fs::remove_file(lab.path("corpus.crc")).unwrap();
     check_fails(&config, &["corpus:", "ends_crc64"]);
 }
 
 #[test]
-fn other_numbers_go_on_with_a_warning() {
+fn other_numeric_settings_resume_with_a_warning() {
     let lab = Lab::new();
     assert_success(&train(&lab.config("run", &[])));
     let output = train(&lab.config("run", &[("optim.clip", "0.5"), ("run.threads", "2")]));
     assert_success(&output);
-    let words = text(&output.stderr);
-    for due in ["warning: resume: not bit-identical: optim.clip: 1.0 in", "run.threads: 1 in"] {
-        assert!(words.contains(due), "{due:?} is not in: {words}");
+    let stderr = text(&output.stderr);
+    for expected in ["warning: resume: not bit-identical: optim.clip: 1.0 in", "run.threads: 1 in"]
+    {
+        assert!(stderr.contains(expected), "{expected:?} is not in: {stderr}");
     }
 }
 
-/// Damage in the middle of a file, which only its checksum can tell.
+/// Damage in the middle of a file, which only its checksum detects.
 #[test]
-fn a_damaged_checkpoint_is_passed_over_and_made_again() {
+fn a_damaged_checkpoint_is_skipped_and_saved_again() {
     let lab = Lab::new();
     assert_success(&train(&lab.config("whole", &[])));
     let config = lab.config("run", &[]);
@@ -132,9 +133,11 @@ fn a_damaged_checkpoint_is_passed_over_and_made_again() {
     damage("step-000000000048");
     let output = train(&config);
     assert_success(&output);
-    let words = text(&output.stderr);
-    for due in ["warning: checkpoint: step 48 is corrupt", "resuming from", "step-000000000044"] {
-        assert!(words.contains(due), "{due:?} is not in: {words}");
+    let stderr = text(&output.stderr);
+    for expected in
+        ["warning: checkpoint: step 48 is corrupt", "resuming from", "step-000000000044"]
+    {
+        assert!(stderr.contains(expected), "{expected:?} is not in: {stderr}");
     }
     lab.assert_same("run", "whole");
 
@@ -156,7 +159,7 @@ fn a_second_writer_is_kept_out() {
     assert_success(&train(&config));
 }
 
-/// A small file system in memory, in a folder of the lab. `None` where there can be none.
+/// A small file system in memory, in a folder of the lab. `None` if it cannot be mounted.
 fn disk<'a>(path: &'a Path, size: &str) -> Option<Unmount<'a>> {
     fs::create_dir(path).expect("a new folder");
     let mount = ["-t", "tmpfs", "-o", size, "tmpfs"];
@@ -167,8 +170,8 @@ fn disk<'a>(path: &'a Path, size: &str) -> Option<Unmount<'a>> {
     Some(Unmount(path))
 }
 
-/// A file system of 12 MiB: a run of 5 MiB a checkpoint fills it. The run goes on to its end, which
-/// it cannot save.
+/// A file system of 12 MiB: a run of 5 MiB a checkpoint fills it. The run continues to its end,
+/// which it cannot save.
 #[test]
 fn a_full_disk_spares_the_last_checkpoint() {
     let lab = Lab::new();
@@ -177,18 +180,18 @@ fn a_full_disk_spares_the_last_checkpoint() {
     let size = [("model.hidden", "128"), ("checkpoint.keep.last", "3")];
     let config = lab.config("disk/run", &size);
     let output = train(&config);
-    let words = text(&output.stderr);
-    assert_eq!(output.status.code(), Some(2), "{words}");
-    for due in ["error: step 12 was not saved: ", "no space left", "step 48/48"] {
-        assert!(words.contains(due), "{due:?} is not in: {words}");
+    let stderr = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(2), "{stderr}");
+    for expected in ["error: step 12 was not saved: ", "no space left", "step 48/48"] {
+        assert!(stderr.contains(expected), "{expected:?} is not in: {stderr}");
     }
-    assert!(lab.final_tensors("disk/run")[0].0.starts_with("8: "), "{words}");
+    assert!(lab.final_tensors("disk/run")[0].0.starts_with("8: "), "{stderr}");
     drop(unmount);
 }
 
-/// A disk that is full for a while: what failed is told when it happens, and by the exit code.
+/// A disk that is full for a while: a failed save is logged at once, and reported by the exit code.
 #[test]
-fn a_save_that_fails_ends_nothing() {
+fn a_failed_save_does_not_end_the_run() {
     let lab = Lab::new();
     let path = lab.path("disk");
     let Some(unmount) = disk(&path, "size=24m") else { return };
@@ -198,18 +201,18 @@ fn a_save_that_fails_ends_nothing() {
     fs::write(path.join("other"), vec![1; 22 << 20]).unwrap();
     let mut command = trainer("train", &config);
     let mut child = command.stdout(std::process::Stdio::null()).spawn().unwrap();
-    let mut words = String::new();
+    let mut stderr = String::new();
     for line in BufReader::new(child.stderr.take().unwrap()).lines() {
         let line = line.unwrap();
         if line.contains("was not saved") && path.join("other").exists() {
             fs::remove_file(path.join("other")).unwrap();
         }
-        words += &format!("{line}\n");
+        stderr += &format!("{line}\n");
     }
-    assert_eq!(child.wait().unwrap().code(), Some(4), "{words}");
-    assert!(words.contains("error: step 4 was not saved: "), "{words}");
-    assert!(words.contains("done and saved, but "), "{words}");
-    assert!(path.join("ckpt/step-000000000048").exists(), "{words}");
+    assert_eq!(child.wait().unwrap().code(), Some(4), "{stderr}");
+    assert!(stderr.contains("error: step 4 was not saved: "), "{stderr}");
+    assert!(stderr.contains("done and saved, but "), "{stderr}");
+    assert!(path.join("ckpt/step-000000000048").exists(), "{stderr}");
     drop(unmount);
 }
 
@@ -231,7 +234,7 @@ fn plan_answers_by_its_exit_code() {
     assert_eq!(json["run"]["steps"], 48);
     let output = plan(&lab.config("run", &[("model.seq_len", "100000")]));
     assert_eq!(output.status.code(), Some(1), "{}", text(&output.stderr));
-    // Memory that a rank is said to have is a condition; that of the machine that plans is not.
+    // The memory of `--memory` is a condition; that of the planning machine is not.
     let wide = lab.config("run", &[("model.hidden", "8192"), ("model.layers", "48")]);
     assert_success(&plan(&wide));
     let output = trainer("plan", &wide).args(["--memory", "1GiB"]).output().unwrap();
@@ -249,8 +252,8 @@ fn a_run_that_memory_cannot_hold_is_refused() {
     let mut command = Command::new("prlimit");
     command.args(["--as=16000000000", env!("CARGO_BIN_EXE_trainer"), "train"]).arg(&wide);
     let output = alone(&mut command).output().unwrap();
-    let words = text(&output.stderr);
-    assert_eq!(output.status.code(), Some(2), "{words}");
-    assert!(words.contains("weights and moments of a rank need"), "{words}");
+    let stderr = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(2), "{stderr}");
+    assert!(stderr.contains("weights and moments of a rank need"), "{stderr}");
     assert!(!lab.path("run/ckpt").exists());
 }

@@ -1,7 +1,7 @@
-//! A trained model is measured and writes as the tools of others say it should.
+//! Evaluation and generation with a trained model agree with other tools.
 //!
-//! The model and its tokenizer are those that `reference/eval.py` made with transformers; what is
-//! due is what transformers, and Megatron's formulas in Python, said of them.
+//! The model and its tokenizer are those that `reference/eval.py` made with transformers; the
+//! expected values are from transformers, and from Megatron's formulas in Python.
 
 use crate::common;
 use std::fs;
@@ -26,7 +26,7 @@ fn expected() -> Value {
     serde_json::from_str(&fs::read_to_string(golden("expected.json")).unwrap()).unwrap()
 }
 
-/// A folder with the model as a checkpoint of ours, and a config.
+/// A folder with the model, imported as a checkpoint, and a config.
 fn imported() -> tempfile::TempDir {
     let model = "layers = 2, hidden = 16, heads = 2, vocab = 401, seq_len = 32";
     let tokenizer = format!("hf:{}", golden("tokenizer.json").display());
@@ -38,80 +38,87 @@ fn trained(folder: &Path) -> Trained {
     Trained::open(folder.join("ckpt").to_str().unwrap(), Some(config)).unwrap()
 }
 
-fn assert_close(got: f64, due: &Value) {
-    let due = due.as_f64().unwrap();
-    assert!((got - due).abs() <= 1e-5 * due.abs(), "got {got}, due {due}");
+fn assert_close(found: f64, reference: &Value) {
+    let reference = reference.as_f64().unwrap();
+    assert!(
+        (found - reference).abs() <= 1e-5 * reference.abs(),
+        "found {found}, reference {reference}"
+    );
 }
 
 const EACH: EvalOptions = EvalOptions { batch: 3, stride: None };
 
 #[test]
-fn wikitext_is_as_megatron_counts_it() {
+fn wikitext_matches_megatron() {
     let (folder, expected) = (imported(), expected());
     let trained = trained(folder.path());
     let tokenizer = trainer::open_tokenizer(&trained.config().data.tokenizer).unwrap();
     let text = fs::read_to_string(golden("wikitext.txt")).unwrap();
     let detokenized = trainer::eval::detokenize_wikitext(&text);
     assert_eq!(detokenized, expected["detokenized"].as_str().unwrap());
-    let due = &expected["wikitext"];
-    // Whatever is computed at once, and by however much windows overlap.
+    let reference = &expected["wikitext"];
+    // For any batch, and for any overlap of windows.
     for (batch, stride) in [(1, 8), (5, 8), (100, 8), (4, 32)] {
         let options = EvalOptions { batch, stride: Some(stride) };
-        let mut told = Vec::new();
-        let tell = &mut |done, total| {
-            told.push((done, total));
+        let mut reported = Vec::new();
+        let progress = &mut |done, total| {
+            reported.push((done, total));
             Ok(())
         };
-        let report = wikitext(&trained, &*tokenizer, &text, options, tell).unwrap();
-        assert_eq!(report.words, due["words"].as_u64().unwrap());
-        assert_eq!(report.tokens, due["tokens"].as_u64().unwrap());
-        assert_close(report.token_ratio, &due["token_ratio"]);
-        let due = &due[format!("stride_{stride}")];
-        assert_close(report.loss_per_token, &due["loss"]);
-        assert_close(report.perplexity_per_token, &due["perplexity"]);
-        assert_close(report.perplexity_per_word_adjusted, &due["adjusted"]);
-        assert_eq!(told.last(), Some(&(report.tokens + 1, report.tokens + 1)));
+        let report = wikitext(&trained, &*tokenizer, &text, options, progress).unwrap();
+        assert_eq!(report.words, reference["words"].as_u64().unwrap());
+        assert_eq!(report.tokens, reference["tokens"].as_u64().unwrap());
+        assert_close(report.token_ratio, &reference["token_ratio"]);
+        let reference = &reference[format!("stride_{stride}")];
+        assert_close(report.loss_per_token, &reference["loss"]);
+        assert_close(report.perplexity_per_token, &reference["perplexity"]);
+        assert_close(report.perplexity_per_word_adjusted, &reference["adjusted"]);
+        assert_eq!(reported.last(), Some(&(report.tokens + 1, report.tokens + 1)));
     }
-    let tell = &mut |_, _| Ok(());
-    for (text, stride, due) in [
+    let progress = &mut |_, _| Ok(());
+    for (text, stride, message) in [
         ("word", None, "expected 2 words and 2 tokens, found 1 and"),
         ("a b c", Some(33), "found 33"),
     ] {
         let options = EvalOptions { batch: 1, stride };
-        let error = wikitext(&trained, &*tokenizer, text, options, tell).unwrap_err().to_string();
-        assert!(error.contains(due), "{error}");
+        let error =
+            wikitext(&trained, &*tokenizer, text, options, progress).unwrap_err().to_string();
+        assert!(error.contains(message), "{error}");
     }
 }
 
 #[test]
-fn lambada_tells_words_from_tokens() {
-    let (folder, due) = (imported(), &expected()["lambada"]);
+fn lambada_counts_words_and_tokens() {
+    let (folder, reference) = (imported(), &expected()["lambada"]);
     let trained = trained(folder.path());
     let tokenizer = trainer::open_tokenizer(&trained.config().data.tokenizer).unwrap();
     let lines = fs::read_to_string(golden("lambada.jsonl")).unwrap();
-    let tell = &mut |_, _| Ok(());
+    let progress = &mut |_, _| Ok(());
     for batch in [1, 7, 64] {
         let options = EvalOptions { batch, stride: None };
-        let report = lambada(&trained, &*tokenizer, &lines, options, tell).unwrap();
-        assert_eq!(report.examples, due["examples"].as_u64().unwrap());
-        assert_eq!(report.last_word_correct, due["last_word"].as_u64().unwrap());
-        assert_eq!(report.last_token_correct, due["last_token"].as_u64().unwrap());
-        assert_close(report.last_word_perplexity, &due["word_perplexity"]);
-        assert!(report.last_word_correct < report.last_token_correct, "the test tells nothing");
+        let report = lambada(&trained, &*tokenizer, &lines, options, progress).unwrap();
+        assert_eq!(report.examples, reference["examples"].as_u64().unwrap());
+        assert_eq!(report.last_word_correct, reference["last_word"].as_u64().unwrap());
+        assert_eq!(report.last_token_correct, reference["last_token"].as_u64().unwrap());
+        assert_close(report.last_word_perplexity, &reference["word_perplexity"]);
+        assert!(
+            report.last_word_correct < report.last_token_correct,
+            "otherwise the test shows nothing"
+        );
         assert_eq!(report.cut, report.examples, "every passage is longer than the model");
     }
-    for (lines, due) in [
+    for (lines, message) in [
         ("", "expected a line of JSON, found none"),
         ("{\"text\": \"a b\"}\n{}", "line 2:"),
         ("no", "line 1:"),
     ] {
-        let error = lambada(&trained, &*tokenizer, lines, EACH, tell).unwrap_err().to_string();
-        assert!(error.contains(due), "{error}");
+        let error = lambada(&trained, &*tokenizer, lines, EACH, progress).unwrap_err().to_string();
+        assert!(error.contains(message), "{error}");
     }
 }
 
 #[test]
-fn a_corpus_is_judged_by_its_split() {
+fn a_corpus_is_scored_by_its_split() {
     let (folder, expected) = (imported(), expected());
     let trained = trained(folder.path());
     let store = storage::open_url(folder.path().to_str().unwrap()).unwrap();
@@ -126,16 +133,16 @@ fn a_corpus_is_judged_by_its_split() {
     builder.finish().unwrap();
     let dataset = IndexedDataset::open(&store, &prefix).unwrap();
     let mut task = CorpusTask { split: "50,50".into(), which: Split::Valid, tokens_max: None };
-    let judged = |task: &CorpusTask| corpus(&trained, &dataset, task, EACH, &mut |_, _| Ok(()));
-    let report = judged(&task).unwrap();
+    let score = |task: &CorpusTask| corpus(&trained, &dataset, task, EACH, &mut |_, _| Ok(()));
+    let report = score(&task).unwrap();
     assert_eq!((report.sequences, report.window_tokens), (5, 32));
     assert_eq!(report.tokens, expected["corpus"]["tokens"].as_u64().unwrap());
     assert_close(report.loss_per_token, &expected["corpus"]["loss"]);
     assert_close(report.bits_per_token * 2.0_f64.ln(), &expected["corpus"]["loss"]);
     task.tokens_max = Some(40);
-    assert_eq!(judged(&task).unwrap().tokens, 39);
+    assert_eq!(score(&task).unwrap().tokens, 39);
     task.which = Split::Test;
-    assert!(judged(&task).unwrap_err().to_string().contains("cannot evaluate test split"));
+    assert!(score(&task).unwrap_err().to_string().contains("cannot evaluate test split"));
 }
 
 #[test]
@@ -155,7 +162,7 @@ fn every_token_counts_once() {
     assert_eq!(Windows::new(1, 4, 2).count(), 0);
 }
 
-/// Rows of different lengths beside one another say what each says alone.
+/// Rows of different lengths in one batch have the same scores as each alone.
 #[test]
 fn padding_changes_nothing() {
     let folder = imported();
@@ -178,7 +185,7 @@ fn padding_changes_nothing() {
 }
 
 #[test]
-fn the_likeliest_text_is_that_of_transformers() {
+fn greedy_text_matches_transformers() {
     let (folder, expected) = (imported(), expected());
     let trained = trained(folder.path());
     let tokenizer = trainer::open_tokenizer(&trained.config().data.tokenizer).unwrap();
@@ -209,7 +216,7 @@ fn the_likeliest_text_is_that_of_transformers() {
 }
 
 #[test]
-fn candidates_are_those_of_transformers() {
+fn candidates_match_transformers() {
     let filtered = &expected()["filtered"];
     let logits: Vec<f32> = serde_json::from_value(filtered["logits"].clone()).unwrap();
     for case in filtered["cases"].as_array().unwrap() {
@@ -218,12 +225,12 @@ fn candidates_are_those_of_transformers() {
             top_k: case["top_k"].as_u64().unwrap() as usize,
             top_p: case["top_p"].as_f64().unwrap(),
         };
-        let mut got = sampling.candidates(&logits, None);
-        got.sort_unstable_by_key(|candidate| candidate.0);
-        let kept: Vec<u32> = got.iter().map(|candidate| candidate.0).collect();
+        let mut found = sampling.candidates(&logits, None);
+        found.sort_unstable_by_key(|candidate| candidate.0);
+        let kept: Vec<u32> = found.iter().map(|candidate| candidate.0).collect();
         assert_eq!(serde_json::json!(kept), case["kept"], "{sampling:?}");
-        for ((_, got), due) in got.iter().zip(case["probs"].as_array().unwrap()) {
-            assert_close(*got, due);
+        for ((_, found), reference) in found.iter().zip(case["probs"].as_array().unwrap()) {
+            assert_close(*found, reference);
         }
     }
 }
@@ -245,7 +252,7 @@ fn the_command_prints_what_it_measured() {
     assert_success(&output);
     let report: Value = serde_json::from_slice(&output.stdout).unwrap();
     let keys: Vec<&String> = report.as_object().unwrap().keys().collect();
-    let due = [
+    let expected_keys = [
         "task",
         "step",
         "words",
@@ -257,14 +264,14 @@ fn the_command_prints_what_it_measured() {
         "token_ratio",
         "perplexity_per_word_adjusted",
     ];
-    assert_eq!(keys, due);
+    assert_eq!(keys, expected_keys);
     let adjusted = report["perplexity_per_word_adjusted"].as_f64().unwrap();
     assert_close(adjusted, &expected["wikitext"]["stride_8"]["adjusted"]);
     let output =
         eval(folder.path(), &[&["lambada", lines.to_str().unwrap()], &config[..]].concat());
     assert_success(&output);
     assert!(text(&output.stdout).contains("last word correct"), "{}", text(&output.stdout));
-    // What was imported has no config of its own.
+    // An imported checkpoint has no config of its own.
     let output = eval(folder.path(), &["lambada", lines.to_str().unwrap()]);
     assert_eq!(output.status.code(), Some(2));
     assert!(text(&output.stderr).contains("config"), "{}", text(&output.stderr));

@@ -1,11 +1,9 @@
-//! A disk that fills up under a run, and has room again: what is missing is told, the last
-//! checkpoint is as good as before, and the run goes on from it to the bits of one that never
-//! stopped.
+//! A disk that fills up during a run, and is then enlarged: the error is reported, the last
+//! checkpoint stays intact, and the run resumes from it, bit-identical to an uninterrupted one.
 //!
-//! The disk is a small file system in memory, in a namespace of the test's own, for which nobody
-//! has to be root.
+//! The disk is a small file system in memory, in a mount namespace of the test, without root.
 
-#![expect(clippy::print_stdout, reason = "a test that is left out says why")]
+#![expect(clippy::print_stdout, reason = "a skipped test prints the reason")]
 
 use std::fs;
 use std::path::Path;
@@ -25,10 +23,9 @@ fn alone() -> Command {
     command
 }
 
-/// Runs a config on a disk of so many MiB, which it is to fill; then once more when the disk has
-/// become larger. `run/ckpt` has what was saved in the end, and `run/before` what the first run
-/// left, on this disk or beside it. Gives the outcomes of both; `None` where there are no such
-/// namespaces.
+/// Runs a config on a disk of `mib` MiB, which it fills; then once more with a larger disk.
+/// `run/ckpt` has the final checkpoints, and `run/before` those of the first run, on this disk or
+/// elsewhere. Returns the outcomes of both; `None` if the system has no such namespaces.
 fn run_twice(lab: &Lab, disk: &Path, config: &Path, mib: u32) -> Option<[Output; 2]> {
     fs::create_dir(disk).unwrap();
     let probe = alone().args(["mount", "-t", "tmpfs", "tmpfs"]).arg(disk).output();
@@ -65,7 +62,7 @@ fn status(code: i32) -> std::process::ExitStatus {
     std::os::unix::process::ExitStatusExt::from_raw(code << 8)
 }
 
-/// The steps that are whole, the newest last.
+/// The complete steps, the newest last.
 fn steps(folder: &Path) -> Vec<u64> {
     let store = storage::open_url(folder.to_str().unwrap()).unwrap();
     let steps = ckpt::Checkpoints::open(store, storage::Key::root());
@@ -75,7 +72,7 @@ fn steps(folder: &Path) -> Vec<u64> {
 }
 
 /// `offload` has `DISK` for the folder of the disk.
-fn check(mib: u32, offload: &str, words: &[&str], newest: u64) {
+fn check(mib: u32, offload: &str, expected: &[&str], newest: u64) {
     let lab = Lab::new();
     let disk = lab.path("disk");
     let place = format!("'{}/ckpt'", disk.display());
@@ -83,32 +80,32 @@ fn check(mib: u32, offload: &str, words: &[&str], newest: u64) {
     let own = [("checkpoint.dir", &*place), ("optim.offload", &*offload)];
     let config = lab.config("run", &[&SIZE[..], &own].concat());
     let Some([first, second]) = run_twice(&lab, &disk, &config, mib) else { return };
-    let told = text(&first.stderr);
-    assert_eq!(first.status.code(), Some(2), "{told}");
-    assert!(words.iter().all(|word| told.contains(word)), "due {words:?}: {told}");
-    assert_eq!(steps(&lab.path("run/before")).last(), Some(&newest), "{told}");
+    let stderr = text(&first.stderr);
+    assert_eq!(first.status.code(), Some(2), "{stderr}");
+    assert!(expected.iter().all(|part| stderr.contains(part)), "expected {expected:?}: {stderr}");
+    assert_eq!(steps(&lab.path("run/before")).last(), Some(&newest), "{stderr}");
     assert_success(&second);
-    let told = text(&second.stderr);
+    let stderr = text(&second.stderr);
     let from = format!("resuming from {}/ckpt/step-{newest:012}", disk.display());
-    assert!(told.contains(&from), "due {from}: {told}");
+    assert!(stderr.contains(&from), "expected {from}: {stderr}");
     assert_success(&train(&lab.config("whole", &SIZE)));
     lab.assert_same("run", "whole");
 }
 
-/// Two generations of the state have room, and two checkpoints of it. The step after the third one
-/// has no files to write into, and ends the run.
+/// The disk has room for two generations of the state, and two checkpoints of it. The step after
+/// the third one has no files to write to, and ends the run.
 #[test]
-fn a_state_that_finds_no_room_ends_the_run() {
-    let words = ["disk/state/rank-00000/slot-", "no space left on device (need ", " bytes, "];
-    check(24, "'nvme:DISK/state'", &words, 12);
+fn no_room_for_state_ends_the_run() {
+    let expected = ["disk/state/rank-00000/slot-", "no space left on device (need ", " bytes, "];
+    check(24, "'nvme:DISK/state'", &expected, 12);
 }
 
 /// Inputs of layers find no room on a disk of their own: the run ends within its step, with the
-/// checkpoints of before as they were, and goes on from the newest when there is room.
+/// earlier checkpoints unchanged, and resumes from the newest when there is room.
 #[test]
-fn inputs_that_find_no_room_end_the_run() {
+fn no_room_for_layer_inputs_ends_the_run() {
     let lab = Lab::new();
-    // 32 KiB a layer and micro-batch, of which 64 have room, 16 are in memory and 90 are away.
+    // 32 KiB a layer and micro-batch: 64 fit on the disk, 16 are in memory and 90 are spilled.
     let size = [
         ("model.layers", "16"),
         ("model.hidden", "128"),
@@ -117,32 +114,35 @@ fn inputs_that_find_no_room_end_the_run() {
         ("checkpoint.async", "false"),
     ];
     let (disk, folder) = (lab.path("disk"), lab.path("run"));
-    let away = format!(
+    let spill = format!(
         "{{ recompute.mode = 'full', schedule = 'gpipe', activation_offload = 'nvme:{}/away' }}",
         disk.display()
     );
     kill_after(1, &lab.config("run", &size), &folder, 5, Duration::ZERO);
-    let config = lab.config("run", &[&size[..], &[("parallel", &*away)]].concat());
+    let config = lab.config("run", &[&size[..], &[("parallel", &*spill)]].concat());
     let before = steps(&folder.join("ckpt"));
     let Some([first, second]) = run_twice(&lab, &disk, &config, 2) else { return };
-    let told = text(&first.stderr);
-    assert_eq!(first.status.code(), Some(2), "{told}");
-    let words = format!("an unnamed file in {}/away: no space left", disk.display());
-    assert!(told.contains(&words) && told.contains("(need 32768 bytes, "), "{told}");
-    assert_eq!(steps(&lab.path("run/before")), before, "{told}");
+    let stderr = text(&first.stderr);
+    assert_eq!(first.status.code(), Some(2), "{stderr}");
+    let message = format!("an unnamed file in {}/away: no space left", disk.display());
+    assert!(stderr.contains(&message) && stderr.contains("(need 32768 bytes, "), "{stderr}");
+    assert_eq!(steps(&lab.path("run/before")), before, "{stderr}");
     assert_success(&second);
-    let told = text(&second.stderr);
+    let stderr = text(&second.stderr);
     let from = format!("ckpt/step-{:012}", before.last().unwrap());
-    assert!(told.contains("resuming from") && told.contains(&from), "due {from}: {told}");
+    assert!(
+        stderr.contains("resuming from") && stderr.contains(&from),
+        "expected {from}: {stderr}"
+    );
     assert_success(&train(&lab.config("whole", &size)));
     lab.assert_same("run", "whole");
 }
 
-/// A checkpoint finds no room, and the next ones neither: the run computes on, and says in the end
-/// that it is not saved.
+/// A checkpoint finds no room, and neither do the next ones: the run continues, and fails at the
+/// end because it is not saved.
 #[test]
-fn a_checkpoint_that_finds_no_room_is_missed() {
-    let words =
+fn no_room_for_a_checkpoint_does_not_stop_training() {
+    let expected =
         ["step 12 was not saved: ", "no space left on device (need ", " bytes, ", "step 48/48"];
-    check(12, "'none'", &words, 8);
+    check(12, "'none'", &expected, 8);
 }

@@ -1,4 +1,4 @@
-//! A trained model writes: with its cache what it would without, and the same for the same seed.
+//! Text of a trained model: the same with and without its cache, and the same for the same seed.
 
 use std::path::Path;
 
@@ -12,7 +12,7 @@ use trainer::model::KvCache;
 const GREEDY: Sampling = Sampling { temperature: 0.0, top_k: 0, top_p: 1.0 };
 
 #[test]
-fn one_token_at_a_time_is_all_at_once() {
+fn cached_decoding_equals_a_full_pass() {
     let text = "run = { dir = 'unused', budget = { steps = 1 } }
          model = { layers = 3, hidden = 24, heads = 3, vocab = 97, seq_len = 20 }
          data = { train = 'unused' }
@@ -25,18 +25,18 @@ fn one_token_at_a_time_is_all_at_once() {
     let tokens: Vec<i64> = (0..20).map(|i| i * 29 % 97).collect();
     let at_once = {
         let tokens = Tensor::from_slice(&tokens).unsqueeze(0);
-        stage.go_on(&leaves, &tokens, &mut KvCache::default()).unwrap()
+        stage.decode(&leaves, &tokens, &mut KvCache::default()).unwrap()
     };
     let mut cache = KvCache::default();
     // A prompt of seven, then one by one.
-    let mut begun = 0;
+    let mut start = 0;
     for end in [7].into_iter().chain(8..=20) {
-        let new = Tensor::from_slice(&tokens[begun..end]).unsqueeze(0);
-        let hidden = stage.go_on(&leaves, &new, &mut cache).unwrap();
-        let due = at_once.narrow(0, begun as i64, (end - begun) as i64);
-        let error = (hidden - due).abs().max().double_value(&[]);
-        assert!(error < 1e-5, "tokens {begun} to {end}: off by {error}");
-        begun = end;
+        let new = Tensor::from_slice(&tokens[start..end]).unsqueeze(0);
+        let hidden = stage.decode(&leaves, &new, &mut cache).unwrap();
+        let expected = at_once.narrow(0, start as i64, (end - start) as i64);
+        let error = (hidden - expected).abs().max().double_value(&[]);
+        assert!(error < 1e-5, "tokens {start} to {end}: off by {error}");
+        start = end;
     }
     assert_eq!(cache.tokens(), 20);
     let logits = stage.logits(&leaves, &at_once).unwrap();
@@ -44,7 +44,7 @@ fn one_token_at_a_time_is_all_at_once() {
 }
 
 #[test]
-fn a_checkpoint_writes_what_it_has_learned() {
+fn a_checkpoint_generates_the_learned_pattern() {
     let lab = Lab::new();
     assert_success(&train(&lab.config("run", &[("run.budget", "{ steps = 150 }")])));
     let place = lab.path("run").to_str().unwrap().to_owned();
@@ -61,7 +61,7 @@ fn a_checkpoint_writes_what_it_has_learned() {
     let write = |prompt: &[u32], options: &GenerateOptions| -> Result<Vec<u32>> {
         Ok(write_all(prompt, options)?.swap_remove(0))
     };
-    // Longer than the model's 16 positions: it goes on from the newer half.
+    // Longer than the model's 16 positions: it continues from the newer half.
     let options = GenerateOptions {
         samples: 1,
         tokens_min: 0,
@@ -83,7 +83,7 @@ fn a_checkpoint_writes_what_it_has_learned() {
     let sampled = |seed| write(&[0], &GenerateOptions { sampling: wild, seed, ..options }).unwrap();
     assert_eq!(sampled(3), sampled(3));
     assert_ne!(sampled(3), sampled(4));
-    // Samples are one another's company, and no more.
+    // Samples do not influence one another.
     let three =
         write_all(&[0], &GenerateOptions { samples: 3, sampling: wild, seed: 3, ..options })
             .unwrap();
@@ -105,9 +105,9 @@ fn a_checkpoint_writes_what_it_has_learned() {
     assert!(error.contains("no complete step-*"), "{error}");
 }
 
-/// The model of `reference/t5_generate.py`, which names the gaps of a text and what is missing.
+/// The model of `reference/t5_generate.py`, which fills the masked spans of a text.
 #[test]
-fn gaps_are_filled_as_transformers_fills_them() {
+fn t5_generation_matches_transformers() {
     let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/t5_generate");
     let model = "family = 't5', layers = 2, hidden = 24, heads = 2, head_dim = 8, ffn = 32,
                  vocab = 61, seq_len = 16, dec_len = 16, relative_buckets = 8, relative_max = 16";
@@ -164,8 +164,9 @@ fn the_command_prints_text() {
     let lines: Vec<serde_json::Value> =
         text(&output.stdout).lines().map(|line| serde_json::from_str(line).unwrap()).collect();
     let of = |line: &serde_json::Value| (line["prompt"].clone(), line["sample"].clone());
-    let due = [("!", 0), ("!", 1), ("! the", 0), ("! the", 1)].map(|(p, s)| (p.into(), s.into()));
-    assert_eq!(lines.iter().map(of).collect::<Vec<_>>(), due);
+    let expected =
+        [("!", 0), ("!", 1), ("! the", 0), ("! the", 1)].map(|(p, s)| (p.into(), s.into()));
+    assert_eq!(lines.iter().map(of).collect::<Vec<_>>(), expected);
     assert!(lines.iter().all(|line| line["tokens"] == 5));
     // The same from standard input, a line at a time.
     let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_trainer"));

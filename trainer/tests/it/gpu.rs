@@ -1,6 +1,6 @@
-//! The way of a GPU, on a machine without one: tensors say that they are CUDA's, and one of the
-//! host among them is an error (`bridge::fake_gpu`). What comes of it is what the CPU computes. Of
-//! streams, kernels and NCCL this shows nothing.
+//! The path for GPUs, on a machine without one: the device of tensors is CUDA, and a tensor of the
+//! host among them is an error (`bridge::fake_gpu`). The results are those of the CPU. Streams,
+//! kernels and NCCL are not tested.
 
 use std::io;
 use std::path::Path;
@@ -26,7 +26,7 @@ fn gpus() {
     tch::set_num_threads(1);
 }
 
-/// Losses and norms, which follow from all that a step does.
+/// The largest relative difference of losses and norms, which depend on all of a step.
 fn apart(one: &End, other: &End) -> f64 {
     assert_eq!(one.reports.len(), other.reports.len());
     let numbers = |end: &End| {
@@ -37,17 +37,17 @@ fn apart(one: &End, other: &End) -> f64 {
     pairs.map(|(one, other)| (one / other - 1.0).abs()).fold(0.0, f64::max)
 }
 
-/// On GPUs in each of these layouts: near what the CPU computes, and the first's bits.
+/// On GPUs in each of these layouts: close to the results of the CPU, with the first's bits.
 fn check<F: Family>(how: How, near: f64, layouts: &[Layout]) {
     gpus();
     let cpu = run::<F>(how, &Layout { tp: 1, sequence: false, ..Layout::ALONE });
-    let due = run_on::<F>(Device::Cuda, how, &layouts[0]);
-    let far = apart(&due, &cpu);
+    let expected = run_on::<F>(Device::Cuda, how, &layouts[0]);
+    let far = apart(&expected, &cpu);
     assert!(far < near, "{} {how:?} {:?}: {far} apart", F::NAME, layouts[0]);
     for layout in &layouts[1..] {
-        let got = run_on::<F>(Device::Cuda, how, layout);
-        assert_eq!(got.reports, due.reports, "{} {how:?} {layout:?}", F::NAME);
-        assert!(got.tensors == due.tensors, "{} {how:?} {layout:?}: other bits", F::NAME);
+        let found = run_on::<F>(Device::Cuda, how, layout);
+        assert_eq!(found.reports, expected.reports, "{} {how:?} {layout:?}", F::NAME);
+        assert!(found.tensors == expected.tensors, "{} {how:?} {layout:?}: other bits", F::NAME);
     }
 }
 
@@ -102,12 +102,12 @@ fn tensor_and_sequence_parallel() {
     }
 }
 
-/// What a GPU draws follows from no generator's past: replicas, stages and layers that are computed
-/// again drop the same.
+/// The random numbers of a GPU do not depend on earlier draws: replicas, stages and recomputed
+/// layers drop the same elements.
 #[test]
-fn what_is_dropped() {
+fn dropout_on_gpus() {
     gpus();
-    let due = run_on::<Batch>(Device::Cuda, DROPPING, &BASE);
+    let expected = run_on::<Batch>(Device::Cuda, DROPPING, &BASE);
     let layouts = [
         Layout { recompute: true, ..BASE },
         Layout { dp: 2, ..BASE },
@@ -115,20 +115,20 @@ fn what_is_dropped() {
         Layout { dp: 2, zero: 3, ..BASE },
     ];
     for layout in layouts {
-        let got = run_on::<Batch>(Device::Cuda, DROPPING, &layout);
-        assert_eq!(got.reports, due.reports, "{layout:?}");
-        assert!(got.tensors == due.tensors, "{layout:?}: other bits");
+        let found = run_on::<Batch>(Device::Cuda, DROPPING, &layout);
+        assert_eq!(found.reports, expected.reports, "{layout:?}");
+        assert!(found.tensors == expected.tensors, "{layout:?}: other bits");
     }
-    // As much as on the CPU, but others.
-    let far = apart(&due, &run::<Batch>(DROPPING, &BASE));
+    // As many elements as on the CPU, but others.
+    let far = apart(&expected, &run::<Batch>(DROPPING, &BASE));
     assert!(1e-4 < far && far < 0.3, "{far} apart");
-    assert!(apart(&due, &run::<Batch>(FP32, &BASE)) > 1e-4, "nothing is dropped");
-    let got = run_on::<T5Batch>(Device::Cuda, DROPPING, &Layout { tp: 2, ..BASE });
-    let due = run_on::<T5Batch>(Device::Cuda, DROPPING, &BASE);
-    assert!(apart(&got, &due) < 0.3, "{}", apart(&got, &due));
+    assert!(apart(&expected, &run::<Batch>(FP32, &BASE)) > 1e-4, "nothing is dropped");
+    let found = run_on::<T5Batch>(Device::Cuda, DROPPING, &Layout { tp: 2, ..BASE });
+    let expected = run_on::<T5Batch>(Device::Cuda, DROPPING, &BASE);
+    assert!(apart(&found, &expected) < 0.3, "{}", apart(&found, &expected));
 }
 
-/// A run whose weights and moments a GPU has, or the host for it, and what becomes of its
+/// A run with weights and moments on a GPU, or offloaded to the host, and the use of its
 /// checkpoint.
 #[test]
 fn a_run_and_its_checkpoint() {
@@ -144,7 +144,7 @@ fn a_run_and_its_checkpoint() {
             ("run.budget", "{ steps = 8 }"),
             ("log.peak_flop_per_s", "1e12"),
         ];
-        // To the end, and with a pause.
+        // To the end, and with an interruption.
         let config = |run: &str| load(&lab.config(run, &[&own[..], keys].concat()));
         let stopped = format!("{name}-stopped");
         assert_eq!(train(&config(name), false), Outcome::Done);
@@ -164,7 +164,7 @@ fn a_run_and_its_checkpoint() {
     {
         assert!((here.loss - there.loss).abs() < 1e-4, "{here:?} {there:?}");
     }
-    let said = |trained: &Trained| {
+    let generate = |trained: &Trained| {
         let sampling = Sampling { temperature: 0.0, top_k: 0, top_p: 1.0 };
         let (tokens_min, tokens_max) = (20, 20);
         let options = generate::GenerateOptions {
@@ -176,16 +176,16 @@ fn a_run_and_its_checkpoint() {
             stop: None,
             start: 0,
         };
-        let mut said = Vec::new();
+        let mut tokens = Vec::new();
         trained
             .write(&[7, 20, 33], &options, &mut |_, token| {
-                said.push(token);
+                tokens.push(token);
                 Ok(())
             })
             .unwrap();
-        said
+        tokens
     };
-    assert_eq!(said(&there), said(&here));
+    assert_eq!(generate(&there), generate(&here));
 }
 
 fn load(path: &Path) -> Config {
@@ -198,9 +198,9 @@ fn train(config: &Config, stops: bool) -> Outcome {
     trainer::train(config, host).unwrap()
 }
 
-/// A GPU that waits for another rank lets no read come back: who reads is told of which operation.
+/// While a GPU waits for another rank, a read does not return: its error names the operation.
 #[test]
-fn a_rank_that_hangs_is_told_by_who_reads() {
+fn settle_reports_a_hanging_operation() {
     gpus();
     let server = Store::serve("127.0.0.1", 0, Duration::from_secs(30)).unwrap();
     bridge::runtime::use_gpu(7).unwrap();
@@ -213,17 +213,17 @@ fn a_rank_that_hangs_is_told_by_who_reads() {
     fake_gpu::hang(true);
     group.all_reduce(&mut ones, Reduce::Sum).unwrap();
     let waits = server.waits();
-    let told = bridge::dist::settle();
+    let settled = bridge::dist::settle();
     fake_gpu::hang(false);
-    assert_eq!(waits.len(), 1, "who watches sees what the GPU waits for");
+    assert_eq!(waits.len(), 1, "the watchdog sees what the GPU waits for");
     assert_eq!((waits[0].op, waits[0].number), ("all_reduce", 2));
-    let text = told.unwrap_err().to_string();
+    let text = settled.unwrap_err().to_string();
     assert!(text.starts_with("cannot complete all_reduce on dp[0] (ranks 0): "), "{text}");
     assert!(text.contains("the GPU is still waiting for it"), "{text}");
     bridge::dist::settle().unwrap();
 }
 
-/// Where there is none, or no NCCL, that is said.
+/// Each rank computes on its GPU; a tensor of the host is refused.
 #[test]
 fn devices_are_chosen() {
     gpus();

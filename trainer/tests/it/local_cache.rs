@@ -1,4 +1,4 @@
-//! A run whose corpus is far away: what it has read since its last checkpoint it reads again from
+//! A run with a remote corpus: after a restart it reads the samples since its last checkpoint from
 //! the node's own disk.
 
 use std::fs;
@@ -23,8 +23,8 @@ const KILLED: u64 = 30;
 const FILE_SAMPLES: u64 = 405;
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// A corpus that is larger than the cache, on a server that can be told to fail.
-fn far() -> (S3Server, String) {
+/// A corpus that is larger than the cache, on a server with fault injection.
+fn remote() -> (S3Server, String) {
     let server = S3Server::start().expect("a server");
     let store = storage::open_url(&server.url("far")).expect("a bucket");
     let mut corpus =
@@ -88,47 +88,47 @@ fn runs(folder: &Path) -> Vec<(u64, u64)> {
 }
 
 #[test]
-fn after_a_kill_the_far_store_need_not_answer() {
-    let ((server, url), lab) = (far(), Lab::new());
+fn after_a_kill_samples_are_read_from_the_local_cache() {
+    let ((server, url), lab) = (remote(), Lab::new());
     let path = config(&lab, "run", &url, &[("data.local_cache", &local_cache(&lab, "run"))]);
     let near = load(&path);
     let (data, mut batches) = begin(&near, 0);
-    let mut due = Vec::new();
-    let (folder, begun) = (lab.path("run-cache"), Instant::now());
+    let mut expected = Vec::new();
+    let (folder, started) = (lab.path("run-cache"), Instant::now());
     for step in 1..=KILLED {
-        due.push(next(&mut batches).expect("the server answers"));
+        expected.push(next(&mut batches).expect("the server answers"));
         if step == SAVED {
             data.local_cache().expect("the run has one").checkpointed(SAVED * GLOBAL);
         }
-        // As slow as a disk: what one cannot write is forgotten.
+        // As slow as a disk: the cache drops what it cannot write in time.
         while runs(&folder).iter().all(|(_, last)| last + FILE_SAMPLES < step * GLOBAL) {
             if step * GLOBAL < FILE_SAMPLES {
                 break;
             }
-            if begun.elapsed() > PATIENCE {
+            if started.elapsed() > PATIENCE {
                 panic!("waited for {PATIENCE:?}: {:?}", runs(&folder));
             }
             std::thread::sleep(Duration::from_millis(1));
         }
     }
     assert!(runs(&folder).iter().all(|(_, last)| *last >= SAVED * GLOBAL), "{:?}", runs(&folder));
-    // As a kill leaves it: nobody writes what is in memory.
+    // As after a kill: what is in memory is not written.
     std::mem::forget((batches, data));
 
     server.inject(FaultRule::every(1, Fault::InternalError).of("GET").to("corpus.bin"));
     let far = load(&config(&lab, "far", &url, &[]));
-    next(&mut begin(&far, SAVED).1).expect_err("without a cache it is read from afar");
+    next(&mut begin(&far, SAVED).1).expect_err("without a cache it reads the remote store");
     let (_data, mut batches) = begin(&near, SAVED);
     for step in SAVED..KILLED - 8 {
-        let got = next(&mut batches).unwrap_or_else(|error| panic!("step {step}: {error}"));
-        assert!(got == due[step as usize], "step {step} has other samples");
+        let found = next(&mut batches).unwrap_or_else(|error| panic!("step {step}: {error}"));
+        assert!(found == expected[step as usize], "step {step} has other samples");
     }
 }
 
-/// The real program tells its cache of checkpoints: what lies before them goes.
+/// The real program reports checkpoints to its cache, which drops the samples before them.
 #[test]
-fn checkpoints_make_room() {
-    let ((_server, url), lab) = (far(), Lab::new());
+fn checkpoints_free_cached_samples() {
+    let ((_server, url), lab) = (remote(), Lab::new());
     let kept = |run: &str, every: &str, end: &str| {
         let cache = local_cache(&lab, run);
         let keys = [

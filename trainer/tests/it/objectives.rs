@@ -1,5 +1,5 @@
-//! T5 and BERT from their corpora to their weights: what a step is given is what the original
-//! programs make of the same data, and runs end in the same bits in every layout.
+//! T5 and BERT from their corpora to their weights: the batches of a step are those of the original
+//! programs for the same data, and runs end in the same bits in every layout.
 
 use crate::common::{Lab, assert_success, text, train, trainer};
 use crate::corpora::{
@@ -13,7 +13,7 @@ use trainer::mesh::{DeviceMesh, MeshRank};
 use trainer::model::input::AnyBatch;
 use trainer::{Data, NodePeers, Trainer, open_corpus, with_special};
 
-/// Checks every sample of the cases of an objective, one a batch, as a step is given them.
+/// Checks every sample of the cases of an objective, one a batch, as a step receives them.
 fn check(file: &str, objective: &str, golden: Golden, fold: impl Fn(&AnyBatch, &mut Folded)) {
     let lab = Lab::new();
     for case in cases(file, objective) {
@@ -26,29 +26,29 @@ fn check(file: &str, objective: &str, golden: Golden, fold: impl Fn(&AnyBatch, &
         for number in 0..case["samples"].as_u64().unwrap() {
             batches.fill(1, &mut one).unwrap();
             fold(&one[0], &mut folded);
-            let due = &case["first"][number as usize];
-            if due.is_object() {
-                check_whole(&one[0], due);
+            let expected = &case["first"][number as usize];
+            if expected.is_object() {
+                check_whole(&one[0], expected);
             }
         }
         batches.fill(1, &mut one).unwrap();
-        assert!(one.is_empty(), "no more samples than were due");
+        assert!(one.is_empty(), "no more samples than were expected");
         folded.check(&case);
     }
 }
 
-/// Some samples are there as numbers, to see what is wrong.
-fn check_whole(batch: &AnyBatch, due: &Value) {
+/// Some samples are in the file as numbers, to show what is wrong.
+fn check_whole(batch: &AnyBatch, expected: &Value) {
     match batch {
         AnyBatch::Lm(_) => panic!("running text"),
-        AnyBatch::Spans(batch) => assert_eq!(json!(batch.encoder_tokens), due["text_enc"]),
-        AnyBatch::Triple(batch) => assert_eq!(json!(batch.encoder_tokens), due["contexts"]),
-        AnyBatch::Masked(batch) => assert_eq!(json!(batch.tokens), due["text"]),
+        AnyBatch::Spans(batch) => assert_eq!(json!(batch.encoder_tokens), expected["text_enc"]),
+        AnyBatch::Triple(batch) => assert_eq!(json!(batch.encoder_tokens), expected["contexts"]),
+        AnyBatch::Masked(batch) => assert_eq!(json!(batch.tokens), expected["text"]),
     }
 }
 
 #[test]
-fn a_step_of_bert_is_given_megatrons_samples() {
+fn bert_samples_match_megatron() {
     check("megatron.json", "bert", golden_bert, |batch, folded| {
         let AnyBatch::Masked(batch) = batch else { panic!("{batch:?}") };
         folded.add("text", &batch.tokens, |value| value);
@@ -62,7 +62,7 @@ fn a_step_of_bert_is_given_megatrons_samples() {
 }
 
 #[test]
-fn a_step_of_t5_is_given_megatrons_samples() {
+fn t5_samples_match_megatron() {
     check("megatron.json", "t5", golden_t5, |batch, folded| {
         let AnyBatch::Spans(batch) = batch else { panic!("{batch:?}") };
         folded.add("text_enc", &batch.encoder_tokens, |value| value);
@@ -76,7 +76,7 @@ fn a_step_of_t5_is_given_megatrons_samples() {
 }
 
 #[test]
-fn a_step_of_encdec_is_given_cpm2s_samples() {
+fn encdec_samples_match_cpm2() {
     check("cpm2.json", "encdec", golden_cpm2, |batch, folded| {
         let AnyBatch::Triple(batch) = batch else { panic!("{batch:?}") };
         let positions = |ids: &[i64], len: usize| match ids {
@@ -116,35 +116,35 @@ fn read(config: &Config, mesh: DeviceMesh, rank: usize, job: Option<&str>) -> Ve
     all.concat()
 }
 
-/// Two replicas with a reader of their own each, and with one for both.
+/// Two replicas with a reader each, and with one reader for both.
 #[test]
 fn replicas_share_the_samples_of_one() {
     let lab = Lab::new();
     for (number, task) in [SPANS, ENCDEC, MLM].into_iter().enumerate() {
         let config = task.load(&lab, "run", &[]);
         let micros = config.batch.micro_batches() as usize;
-        let due = read(&config, DeviceMesh::ALONE, 0, None);
+        let expected = read(&config, DeviceMesh::ALONE, 0, None);
         let mesh = DeviceMesh { dp: 2, ..DeviceMesh::ALONE };
         let job = format!("objectives-{}-{number}", std::process::id());
         for job in [None, Some(&*job)] {
-            let got: Vec<Vec<AnyBatch>> = std::thread::scope(|scope| {
+            let found: Vec<Vec<AnyBatch>> = std::thread::scope(|scope| {
                 let config = &config;
                 let start = |rank| scope.spawn(move || read(config, mesh, rank, job));
                 let ranks: Vec<_> = (0..2).map(start).collect();
                 ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
             });
-            for (step, due) in due.chunks(micros).enumerate() {
+            for (step, expected) in expected.chunks(micros).enumerate() {
                 let half = micros / 2;
-                let got = got.iter().flat_map(|rank| &rank[step * half..][..half]);
-                assert!(got.eq(due.iter()), "step {step} of {}, {job:?}", task.name);
+                let found = found.iter().flat_map(|rank| &rank[step * half..][..half]);
+                assert!(found.eq(expected.iter()), "step {step} of {}, {job:?}", task.name);
             }
         }
     }
 }
 
-/// Killed in one layout, going on in another, a run ends in the bits of one process.
+/// Killed in one layout and resumed in another, a run is bit-identical to one of one process.
 #[test]
-fn a_run_of_any_objective_goes_on_in_any_layout() {
+fn a_run_of_any_objective_resumes_in_any_layout() {
     let lab = Lab::new();
     for task in [SPANS, ENCDEC, MLM] {
         let (whole, killed) = (format!("{}-whole", task.name), format!("{}-killed", task.name));
@@ -163,8 +163,7 @@ fn a_run_of_any_objective_goes_on_in_any_layout() {
     }
 }
 
-/// What there is to learn is learned, held-out samples included, and the ids that were found stand
-/// in the config that is recorded.
+/// The loss falls, on held-out samples too, and the recorded config has the ids that were found.
 #[test]
 fn the_loss_goes_down() {
     let lab = Lab::new();
@@ -176,31 +175,36 @@ fn the_loss_goes_down() {
             |key: &str| -> Vec<f64> { lines.iter().filter_map(|l| l[key].as_f64()).collect() };
         let (train, valid) = (all("loss"), all("eval_loss"));
         let order = if task.name == MLM.name { 2_f64.ln() } else { 0.0 };
-        let due = f64::from(VOCAB).ln() + order;
-        assert!((train[0] - due).abs() < 0.3, "{}: first {}, due {due}", task.name, train[0]);
+        let expected = f64::from(VOCAB).ln() + order;
+        assert!(
+            (train[0] - expected).abs() < 0.3,
+            "{}: first {}, expected {expected}",
+            task.name,
+            train[0]
+        );
         assert!(train[63] < train[0] - 1.0, "{}: {train:?}", task.name);
         assert!(valid.len() == 8 && valid[7] < valid[0] - 0.3, "{}: {valid:?}", task.name);
         let recorded = lab.path(task.name).join("config.toml");
         let recorded = Config::load(recorded.to_str().unwrap(), &[]).unwrap();
-        for (key, due) in task.special {
+        for (key, expected) in task.special {
             let mut given = recorded.data.special.given();
-            let got = given.find(|(name, _)| name == key).map(|(_, id)| id);
-            assert_eq!(got, Some(*due), "data.special.{key} of {}", task.name);
+            let found = given.find(|(name, _)| name == key).map(|(_, id)| id);
+            assert_eq!(found, Some(*expected), "data.special.{key} of {}", task.name);
         }
-        // Who has a decoder answers, from the first token that was recorded to the last.
+        // A model with a decoder generates, from the recorded first token to the recorded last.
         if task.name != MLM.name {
             let mut command = trainer("generate", std::path::Path::new("--ckpt"));
             command.arg(lab.path(task.name)).args(["--prompt", "20 21 22 23", "--json"]);
             command.args(["--temperature", "0", "--tokens", "8"]);
             let output = command.output().unwrap();
             assert_success(&output);
-            let said: Value = serde_json::from_slice(&output.stdout).unwrap();
-            assert!(said["tokens"].as_u64().unwrap() > 0, "{said}");
+            let answer: Value = serde_json::from_slice(&output.stdout).unwrap();
+            assert!(answer["tokens"].as_u64().unwrap() > 0, "{answer}");
         }
     }
 }
 
-/// Without the order of parts there is one loss less.
+/// Without the order of parts the loss has one term less.
 #[test]
 fn bert_learns_without_the_order_of_sentences() {
     let lab = Lab::new();
@@ -208,7 +212,7 @@ fn bert_learns_without_the_order_of_sentences() {
     assert_success(&train(&MLM.config(&lab, "run", &keys)));
     let first = lab.log_lines("run")[0]["loss"].as_f64().unwrap();
     assert!((first - f64::from(VOCAB).ln()).abs() < 0.3, "{first}");
-    // Nobody learns from what nobody says.
+    // The head of the order gets no gradient.
     let moments = lab.final_tensors("run");
     let of_order = moments.iter().filter(|(name, _)| name.contains("ExpAvg cls.seq_relationship"));
     let of_order: Vec<_> = of_order.collect();
@@ -216,9 +220,9 @@ fn bert_learns_without_the_order_of_sentences() {
     assert!(of_order.iter().all(|(_, bytes)| bytes.iter().all(|byte| *byte == 0)));
 }
 
-/// Of very short samples nothing is hidden, and a micro-batch may have no others.
+/// In very short samples nothing is masked, and a micro-batch may have no others.
 #[test]
-fn a_micro_batch_in_which_nothing_is_hidden_is_learned_from() {
+fn a_micro_batch_without_masked_tokens_trains() {
     let lab = Lab::new();
     let config = MLM.load(&lab, "run", &[]);
     let mut batches = read(&config, DeviceMesh::ALONE, 0, None);
@@ -235,12 +239,12 @@ fn a_micro_batch_in_which_nothing_is_hidden_is_learned_from() {
     assert!((report.loss - 2_f64.ln()).abs() < 0.3, "the order alone: {report:?}");
 }
 
-/// A task, keys of its config, and what is said of them.
+/// A task, keys of its config, and the expected error.
 type Case<'a> = (Task, &'a [(&'a str, &'a str)], &'a str);
 
-/// What a run would stumble over far from the cause is said before it begins.
+/// Errors that would occur far from their cause are reported before the run starts.
 #[test]
-fn what_cannot_be_is_refused_with_its_reason() {
+fn invalid_settings_are_refused_with_the_reason() {
     let lab = Lab::new();
     let plain = format!("'{}'", lab.path("corpus").display());
     let triple = {
@@ -263,36 +267,37 @@ fn what_cannot_be_is_refused_with_its_reason() {
         (MLM, &[("model.vocab", "150")], "expected at most model.vocab = 150 ids, found 200"),
         (ENCDEC, &[("data.train", "'/nowhere/corpus'")], "/nowhere"),
     ];
-    for (task, keys, due) in cases {
+    for (task, keys, expected) in cases {
         let config = task.load(&lab, "run", keys);
         let open = || Data::new(open_corpus(&config)?, &config);
         let error = open().unwrap_err().to_string();
-        assert!(error.contains(due), "{} {keys:?}: {error}", task.name);
+        assert!(error.contains(expected), "{} {keys:?}: {error}", task.name);
     }
-    // `plan` says it too, and needs no corpus for the rest.
+    // `plan` reports them too, and needs no corpus for the rest.
     let plan = |task: Task, keys: &[(&str, &str)]| {
         let output = trainer("plan", &task.config(&lab, "run", keys)).output().unwrap();
         (output.status.code(), text(&output.stdout) + &text(&output.stderr))
     };
-    let (code, said) = plan(ENCDEC, &[("data.train", &plain)]);
-    assert!(code == Some(2) && said.contains("expected three token files that end in"), "{said}");
-    let (code, said) = plan(MLM, built_in);
-    assert!(code == Some(2) && said.contains("data.special.mask"), "{said}");
+    let (code, printed) = plan(ENCDEC, &[("data.train", &plain)]);
+    assert_eq!(code, Some(2), "{printed}");
+    assert!(printed.contains("expected three token files that end in"), "{printed}");
+    let (code, printed) = plan(MLM, built_in);
+    assert!(code == Some(2) && printed.contains("data.special.mask"), "{printed}");
     let nowhere = [("data.train", "'/nowhere/corpus'")];
-    let (code, said) = plan(SPANS, &nowhere);
-    assert!(code == Some(1) && said.contains("/nowhere/corpus"), "{said}");
+    let (code, printed) = plan(SPANS, &nowhere);
+    assert!(code == Some(1) && printed.contains("/nowhere/corpus"), "{printed}");
     let mut command = trainer("plan", &SPANS.config(&lab, "run", &nowhere));
     let output = command.arg("--no-data").output().unwrap();
     assert_success(&output);
     assert_eq!(plan(ENCDEC, &[]).0, Some(0));
 }
 
-/// Sentinels that a sample runs out of, and a decoder that is too short for it, end a run with the
+/// Too few sentinels for a sample, and a decoder that is too short for it, end a run with the
 /// sample and the key.
 #[test]
 fn samples_that_do_not_fit_end_a_run_with_the_reason() {
     let lab = Lab::new();
-    for (task, keys, due) in [
+    for (task, keys, expected) in [
         (
             SPANS,
             [("data.special.sentinels", "[190, 190]")],
@@ -306,16 +311,16 @@ fn samples_that_do_not_fit_end_a_run_with_the_reason() {
         (ENCDEC, [("data.special.eod", "20")], "found end-of-document token 20 in the context"),
     ] {
         let output = train(&task.config(&lab, "run", &keys));
-        let said = text(&output.stderr);
-        assert_eq!(output.status.code(), Some(2), "{said}");
-        assert!(said.contains(due), "{} {keys:?}: {said}", task.name);
+        let stderr = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{stderr}");
+        assert!(stderr.contains(expected), "{} {keys:?}: {stderr}", task.name);
     }
 }
 
-/// What is given counts more than what the tokenizer has, and a config that records it says the
-/// same without asking the tokenizer.
+/// Ids of the config take precedence over those of the tokenizer, and a config that records them
+/// needs no tokenizer for them.
 #[test]
-fn ids_that_are_given_are_taken() {
+fn given_ids_take_precedence() {
     let lab = Lab::new();
     let config =
         SPANS.load(&lab, "run", &[("data.special", "{ bos = 7, sentinels = [150, 140] }")]);

@@ -1,4 +1,4 @@
-//! What a run shows of itself: a trace, its utilization, a leap of its loss, and a range test.
+//! What a run reports: a trace, its utilization, a spike of its loss, and a range test.
 
 use std::fs;
 use std::process::Command;
@@ -8,7 +8,7 @@ use logbook::report::{RunRecord, html};
 use serde_json::Value;
 
 #[test]
-fn a_run_leaves_a_trace_and_says_how_well_it_computes() {
+fn a_run_writes_a_trace_and_its_utilization() {
     let lab = Lab::new();
     let keys = [
         ("run.budget", "{ steps = 6 }"),
@@ -29,7 +29,7 @@ fn a_run_leaves_a_trace_and_says_how_well_it_computes() {
     }
     assert_eq!((count("evaluates", 3), count("evaluates", 4)), (1, 0));
     assert_eq!((count("saves", 4), count("saves", 6)), (1, 1));
-    // One thing after the other: three micro-batches there and back, and what is around them.
+    // Consecutive events: three micro-batches forward and backward, and the rest of a step.
     assert!(events.iter().filter(|event| event["args"]["step"] == 5).count() >= 8);
     let end = |event: &Value| event["ts"].as_f64().unwrap() + event["dur"].as_f64().unwrap();
     assert!(events.windows(2).all(|two| end(&two[0]) <= two[1]["ts"].as_f64().unwrap() + 1.0));
@@ -42,13 +42,17 @@ fn a_run_leaves_a_trace_and_says_how_well_it_computes() {
     let attention = 6 * 2 * 64 * 16;
     for (key, flop) in [("mfu_12lct", products + 2 * attention), ("mfu_6lct", products + attention)]
     {
-        let due = f64::from(flop) * perf("tokens_per_s") / 1e9;
-        assert!((perf(key) - due).abs() < 1e-6 * due, "{key} is {}, due {due}", perf(key));
+        let expected = f64::from(flop) * perf("tokens_per_s") / 1e9;
+        assert!(
+            (perf(key) - expected).abs() < 1e-6 * expected,
+            "{key} is {}, expected {expected}",
+            perf(key)
+        );
     }
     assert_eq!(line["perf"]["ranks"], 1);
 }
 
-/// Without timers a line says how fast a step was, and nothing of what it was spent on.
+/// Without timers a log line has the speed of a step, and no breakdown of its time.
 #[test]
 fn timers_may_be_off() {
     let lab = Lab::new();
@@ -61,20 +65,21 @@ fn timers_may_be_off() {
 }
 
 #[test]
-fn a_leap_of_the_loss_names_its_samples() {
+fn a_loss_spike_names_its_samples() {
     let lab = Lab::new();
-    // No rise at all is allowed, over the last step alone: a small batch does not get far.
-    let leap = [("run.spike.rise", "0"), ("run.spike.window", "1"), ("run.spike.action", "'stop'")];
-    let output = train(&lab.config("run", &leap));
+    // No rise over the last step is allowed: with a small batch the loss soon rises.
+    let spike =
+        [("run.spike.rise", "0"), ("run.spike.window", "1"), ("run.spike.action", "'stop'")];
+    let output = train(&lab.config("run", &spike));
     assert_eq!(output.status.code(), Some(2));
-    let said = text(&output.stderr);
+    let stderr = text(&output.stderr);
     let lines = lab.log_lines("run");
     let loss = |line: &Value| line["loss"].as_f64();
     let steps: Vec<&Value> = lines.iter().filter(|line| loss(line).is_some()).collect();
-    let [.., before, last] = &steps[..] else { panic!("two steps are due: {said}") };
-    assert!(loss(last) > loss(before), "{said}");
+    let [.., before, last] = &steps[..] else { panic!("two steps are expected: {stderr}") };
+    assert!(loss(last) > loss(before), "{stderr}");
     let step = last["step"].as_u64().unwrap();
-    let due = format!(
+    let expected = format!(
         "loss spike at step {step}: loss {:.4} after a mean of {:.4}, at samples {} to {} of the \
          training",
         loss(last).unwrap(),
@@ -82,11 +87,11 @@ fn a_leap_of_the_loss_names_its_samples() {
         12 * (step - 1),
         12 * step - 1
     );
-    assert!(said.contains(&due), "{said} is without '{due}'");
-    let look =
+    assert!(stderr.contains(&expected), "{stderr} is without '{expected}'");
+    let hint =
         format!("`feedline samples RUN.toml --show --first {} --samples 12`", 12 * (step - 1));
-    assert!(said.contains(&look), "{said} is without '{look}'");
-    // The run goes on from before it, if it may.
+    assert!(stderr.contains(&hint), "{stderr} is without '{hint}'");
+    // With another action the run resumes from before the spike.
     let output = train(&lab.config("run", &[("run.spike.rise", "0"), ("run.spike.window", "1")]));
     assert_success(&output);
     assert!(
@@ -104,13 +109,13 @@ fn a_sweep_finds_the_rates_that_learn() {
     command.args(["--from", "1e-5", "--to", "100", "--steps", "60"]);
     let output = command.output().unwrap();
     assert_success(&output);
-    let said = text(&output.stdout);
-    let after = |words: &str| -> f64 {
-        let rest = said.split(words).nth(1).unwrap_or_else(|| panic!("{said}"));
+    let stdout = text(&output.stdout);
+    let after = |label: &str| -> f64 {
+        let rest = stdout.split(label).nth(1).unwrap_or_else(|| panic!("{stdout}"));
         rest.split([';', '\n']).next().unwrap().parse().unwrap()
     };
     let (fastest, least) = (after("falls fastest at "), after("lowest loss at "));
-    assert!(1e-4 < fastest && fastest <= least && least < 10.0, "{said}");
+    assert!(1e-4 < fastest && fastest <= least && least < 10.0, "{stdout}");
     let page = fs::read_to_string(lab.path("run/lr-sweep/report.html")).unwrap();
     assert!(page.contains("<b>Range test</b>"));
     let saved = fs::read_dir(lab.path("run/lr-sweep/ckpt")).map_or(0, |folder| {
@@ -130,7 +135,7 @@ fn a_sweep_finds_the_rates_that_learn() {
 }
 
 #[test]
-fn the_command_writes_the_page() {
+fn report_writes_the_page() {
     let lab = Lab::new();
     let line = "{\"step\":1,\"tokens\":64,\"loss\":2.5,\"perf\":{\"elapsed_s\":1.0}}\n";
     fs::create_dir(lab.path("run")).unwrap();
@@ -144,7 +149,7 @@ fn the_command_writes_the_page() {
     assert_eq!(nine.status.code(), Some(2));
     let absent = trainer("report", &lab.path("nowhere")).output().unwrap();
     assert_eq!(absent.status.code(), Some(2));
-    // The disk takes one block more of any file: what is there stays, and nothing else does.
+    // Files are limited to one block: the page that exists stays, and no other file is left.
     let script = "trap '' XFSZ; ulimit -f 1; exec \"$0\" report \"$1\"";
     let mut limited = Command::new("sh");
     limited.args(["-c", script]).arg(env!("CARGO_BIN_EXE_trainer")).arg(&run);

@@ -111,11 +111,11 @@ def make_model(streams):
 
 @torch.no_grad()
 def said(model, ids):
-    """Of each token but the first: its loss, and whether it is the likeliest."""
+    """The loss of each token but the first, and whether it is the likeliest."""
     logits = model(torch.tensor([ids[:-1]])).logits[0]
-    due = torch.tensor(ids[1:])
-    losses = -torch.log_softmax(logits, -1).gather(1, due[:, None])[:, 0].double()
-    return losses.tolist(), (logits.argmax(-1) == due).tolist()
+    expected_ids = torch.tensor(ids[1:])
+    losses = -torch.log_softmax(logits, -1).gather(1, expected_ids[:, None])[:, 0].double()
+    return losses.tolist(), (logits.argmax(-1) == expected_ids).tolist()
 
 
 def windowed(model, ids, stride):

@@ -165,8 +165,8 @@ def check(p, grad):
         step = 1e-5
         sides = [forward({**p, name: p[name] + sign * step * direction})[0] for sign in (1, -1)]
         slope = (sides[0] - sides[1]) / (2 * step)
-        due = (grad[name] * direction).sum()
-        assert abs(slope - due) < 1e-8 + 1e-6 * abs(due), (name, slope, due)
+        expected = (grad[name] * direction).sum()
+        assert abs(slope - expected) < 1e-8 + 1e-6 * abs(expected), (name, slope, expected)
 
 
 def save(path, tensors):

@@ -75,12 +75,12 @@ def gpt2(folder):
     logits = model(ids(ROWS, SEQ, 31, 7)).logits
     loss = mean_loss(logits, ids(ROWS, SEQ, 17, 3), counts)
     loss.backward()
-    due = load_file(f"{folder}/gpt2.safetensors")
-    got = {"loss": loss[None], "logits": logits, **{k: v() for k, v in grads(model).items()}}
-    assert got.keys() == due.keys()
-    worst = max(np.abs(got[k].detach().numpy() - due[k]).max() for k in due)
+    expected = load_file(f"{folder}/gpt2.safetensors")
+    found = {"loss": loss[None], "logits": logits, **{k: v() for k, v in grads(model).items()}}
+    assert found.keys() == expected.keys()
+    worst = max(np.abs(found[k].detach().numpy() - expected[k]).max() for k in expected)
     assert worst < 1e-6, worst
-    print(f"gpt2: loss {loss.item():.6f}, {len(due)} tensors are those of gpt2.py to {worst:.1e}")
+    print(f"gpt2: loss {loss.item():.6f}, {len(expected)} tensors match gpt2.py to {worst:.1e}")
 
 
 def llama(folder):

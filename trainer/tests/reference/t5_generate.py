@@ -19,13 +19,13 @@ OUT = Path(sys.argv[1])
 
 
 def sample(start, step, gaps, length):
-    """A row, two of whose numbers are hidden, and what is due."""
+    """A row with two masked numbers, and the expected answer."""
     row = [2 + (start + i * step) % 50 for i in range(length)]
-    due = []
+    answer = []
     for mark, gap in zip((60, 59), sorted(gaps)):
-        due += [mark, row[gap]]
+        answer += [mark, row[gap]]
         row[gap] = mark
-    return row + [END], due + [58, END]
+    return row + [END], answer + [58, END]
 
 
 def batch(count):

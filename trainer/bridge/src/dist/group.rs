@@ -24,7 +24,7 @@ pub enum Listen {
 /// How a group is connected.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GroupOptions {
-    /// How long any operation may wait for another rank, and the making of the group for all.
+    /// How long any operation may wait for another rank, and the connection of the group for all.
     pub timeout: Duration,
     /// Where this rank listens.
     pub listen: Listen,
@@ -38,10 +38,10 @@ impl GroupOptions {
     }
 }
 
-/// Some ranks, connected. A clone is the same group.
+/// Some connected ranks. A clone is the same group.
 ///
 /// All its ranks must start its collectives in the same order; sends and receives may come
-/// between them in any. Tensors are contiguous and alike on all ranks.
+/// between them in any. Tensors are contiguous, and of the same shape on all ranks.
 #[derive(Clone)]
 pub struct Group(Arc<Inner>);
 
@@ -53,7 +53,7 @@ pub(crate) struct Inner {
     pub(super) device: Device,
     /// The store, below a name that is the group's.
     pub(super) store: Store,
-    /// The newest collective that others were told we wait for.
+    /// The newest collective of which the others were notified that this rank waits for it.
     pub(super) announced: AtomicU64,
 }
 
@@ -65,7 +65,8 @@ unsafe impl Sync for Inner {}
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        // SAFETY: the shim gave this reference up to us; graphs that need the group have their own.
+        // SAFETY: the shim passed ownership of this reference; graphs that need the group have
+        // their own.
         unsafe { ffi::fb_group_free(self.raw.as_ptr()) };
     }
 }
@@ -78,7 +79,7 @@ impl Group {
     /// make this call, all with the same `name`, which no other group of the store has.
     ///
     /// # Errors
-    /// [`Error::Absent`] with the ranks that do not come, [`Error::Store`], or [`Error::Torch`] if
+    /// [`Error::Absent`] with the missing ranks, [`Error::Store`], or [`Error::Torch`] if
     /// they cannot be connected.
     pub fn gloo(
         store: &Store,
@@ -116,9 +117,9 @@ impl Group {
     }
 
     /// As [`Group::gloo`], of GPUs, one a rank: this rank's is `device`, the current one of this
-    /// thread. Waiting for an operation then orders it before what this thread gives to the GPU
-    /// next, and returns at once: who is lost is told by [`settle`](super::settle). Tags mean
-    /// nothing: what two ranks send each other must be asked for in the order of sending.
+    /// thread. Waiting for an operation then orders it before the later work of this thread on
+    /// the GPU, and returns at once: [`settle`](super::settle) reports lost ranks. Tags have no
+    /// effect: two ranks must receive in the order in which the other sends.
     ///
     /// # Errors
     /// As [`Group::gloo`]; without the feature `cuda` always [`Error::Torch`].
@@ -185,7 +186,7 @@ impl Group {
         Ok(Group(inner))
     }
 
-    /// The name, as it stands in messages.
+    /// The name in messages.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.0.name
@@ -209,7 +210,7 @@ impl Group {
         &self.0.members
     }
 
-    /// Where the tensors must be that it carries.
+    /// Where the tensors of its operations must be.
     #[must_use]
     pub fn device(&self) -> Device {
         self.0.device
@@ -230,15 +231,15 @@ impl Group {
     }
 }
 
-/// What all ranks do together. Errors are [`Error::Collective`] where a rank is missing or gone,
-/// and [`Error::Torch`] where the tensors do not fit.
+/// The operations of all ranks. Errors are [`Error::Collective`] if a rank is missing or lost, and
+/// [`Error::Torch`] if the tensors do not fit.
 impl Group {
     /// Every element becomes the reduction of those of all ranks.
     pub fn all_reduce(&self, tensor: &mut Tensor, how: Reduce) -> Result<()> {
         self.all_reduce_start(tensor, how)?.wait()
     }
 
-    /// As [`Group::all_reduce`], to be waited for.
+    /// As [`Group::all_reduce`], without waiting.
     pub fn all_reduce_start(&self, tensor: &mut Tensor, how: Reduce) -> Result<Work> {
         self.start(Op::AllReduce, &Op::AllReduce.reducing(how), Some(tensor), None)
     }
@@ -248,13 +249,13 @@ impl Group {
         self.broadcast_start(tensor, root)?.wait()
     }
 
-    /// As [`Group::broadcast`], to be waited for.
+    /// As [`Group::broadcast`], without waiting.
     pub fn broadcast_start(&self, tensor: &mut Tensor, root: usize) -> Result<Work> {
         self.start(Op::Broadcast, &Op::Broadcast.with(root), Some(tensor), None)
     }
 
-    /// The root's elements become the reduction of those of all ranks. What is left in the tensors
-    /// of the others is not said.
+    /// The root's elements become the reduction of those of all ranks. The tensors of the others
+    /// are unspecified afterwards.
     pub fn reduce(&self, tensor: &mut Tensor, root: usize, how: Reduce) -> Result<()> {
         let call = Call { reduce: how as i32, ..Op::Reduce.with(root) };
         self.start(Op::Reduce, &call, Some(tensor), None)?.wait()
@@ -265,7 +266,7 @@ impl Group {
         self.all_gather_start(out, input)?.wait()
     }
 
-    /// As [`Group::all_gather`], to be waited for.
+    /// As [`Group::all_gather`], without waiting.
     pub fn all_gather_start(&self, out: &mut Tensor, input: &Tensor) -> Result<Work> {
         self.start(Op::AllGather, &Op::AllGather.call(), Some(out), Some(input))
     }
@@ -275,7 +276,7 @@ impl Group {
         self.reduce_scatter_start(out, input, how)?.wait()
     }
 
-    /// As [`Group::reduce_scatter`], to be waited for.
+    /// As [`Group::reduce_scatter`], without waiting.
     pub fn reduce_scatter_start(
         &self,
         out: &mut Tensor,
@@ -291,43 +292,43 @@ impl Group {
         self.all_to_all_start(out, input)?.wait()
     }
 
-    /// As [`Group::all_to_all`], to be waited for.
+    /// As [`Group::all_to_all`], without waiting.
     pub fn all_to_all_start(&self, out: &mut Tensor, input: &Tensor) -> Result<Work> {
         self.start(Op::AllToAll, &Op::AllToAll.call(), Some(out), Some(input))
     }
 
-    /// The root's `out` becomes the inputs of all ranks; the others give `None`.
+    /// The root's `out` becomes the inputs of all ranks; the others pass `None`.
     #[expect(clippy::needless_pass_by_value, reason = "a mutable borrow cannot be lent twice")]
     pub fn gather(&self, out: Option<&mut Tensor>, input: &Tensor, root: usize) -> Result<()> {
         self.start(Op::Gather, &Op::Gather.with(root), out.as_deref(), Some(input))?.wait()
     }
 
-    /// `out` becomes this rank's part of the root's `input`; the others give `None`.
+    /// `out` becomes this rank's part of the root's `input`; the others pass `None`.
     pub fn scatter(&self, out: &mut Tensor, input: Option<&Tensor>, root: usize) -> Result<()> {
         self.start(Op::Scatter, &Op::Scatter.with(root), Some(out), input)?.wait()
     }
 
-    /// Sends to the rank `to` of the group, which must call [`Group::recv`] with the same tag. Done
-    /// when the other side has taken it.
+    /// Sends to the rank `to` of the group, which must call [`Group::recv`] with the same tag.
+    /// Complete when the other side has received it.
     pub fn send(&self, tensor: &Tensor, to: usize, tag: u32) -> Result<Work> {
         let call = Call { tag: tag_of(tag)?, ..Op::Send.with(to) };
         self.start(Op::Send, &call, None, Some(tensor))
     }
 
-    /// Receives from the rank `from` of the group. Of several with one tag, in their order.
+    /// Receives from the rank `from` of the group. Messages with one tag arrive in their order.
     pub fn recv(&self, tensor: &mut Tensor, from: usize, tag: u32) -> Result<Work> {
         let call = Call { tag: tag_of(tag)?, ..Op::Recv.with(from) };
         self.start(Op::Recv, &call, Some(tensor), None)
     }
 
-    /// Returns when all ranks have come here.
+    /// Returns when all ranks have reached it.
     pub fn barrier(&self) -> Result<()> {
         self.start(Op::Barrier, &Op::Barrier.call(), None, None)?.wait()
     }
 
-    /// As [`Group::barrier`], through the store: takes a few round trips, has a time-out of its
-    /// own, and on every rank names all that are missing ([`Error::Absent`]). The group is as good
-    /// after as before.
+    /// As [`Group::barrier`], through the store: takes a few round trips, has a timeout of its
+    /// own, and on every rank names all that are missing ([`Error::Absent`]). The group stays
+    /// usable.
     pub fn monitored_barrier(&self, name: &str, timeout: Duration) -> Result<()> {
         let own = self.0.members[self.0.rank];
         self.0.store.meet(name, own, &self.0.members, timeout)

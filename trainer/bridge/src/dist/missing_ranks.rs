@@ -1,6 +1,6 @@
-//! Who is missing. An operation on a group fails on its ranks one after the other, each with what
-//! its own sockets saw: an address, a port, a time. So each leaves a note in the store saying
-//! which collective of the group it has come to, and looks whose notes say less.
+//! Finds the missing ranks. An operation on a group fails on its ranks one after the other, each
+//! with the view of its own sockets: an address, a port, a time. So each rank notes in the store
+//! which collective of the group it has reached, and checks which ranks have not reached it.
 
 use std::collections::BTreeMap;
 use std::ffi::CStr;
@@ -27,12 +27,12 @@ pub(super) fn register(id: u64, group: &Arc<Inner>) {
     groups.insert(id, Arc::downgrade(group));
 }
 
-/// The error of an operation that another rank kept from its end.
+/// The error of an operation that failed because of another rank.
 pub(crate) fn explain(lost: &LostPeer, text: &str) -> Error {
     let text = one_line(text);
     let group = groups().get(&lost.group).and_then(Weak::upgrade);
     let Some(group) = group else {
-        // Only the graph holds it any more.
+        // Only an autograd graph still holds the group.
         return Error::Collective { op: lost.op(), group: "a group".into(), ranks: vec![], text };
     };
     let after = seconds(lost.seconds);
@@ -58,10 +58,10 @@ pub(crate) fn explain(lost: &LostPeer, text: &str) -> Error {
 }
 
 impl Inner {
-    /// The ranks that did not come to this operation, and a sentence about each that came to
-    /// another one instead.
+    /// The ranks that did not reach this operation, and a text about each that started another one
+    /// instead.
     fn who_is_missing(&self, lost: &LostPeer) -> Result<(Vec<usize>, Vec<String>)> {
-        self.tell(&self.store, lost.number, lost.op())?;
+        self.publish(&self.store, lost.number, lost.op())?;
         if let Some(peer) = lost.peer() {
             return Ok((self.members.get(peer).copied().into_iter().collect(), Vec::new()));
         }
@@ -93,12 +93,12 @@ impl Inner {
         self.members[self.rank]
     }
 
-    /// Says which collective this rank has come to.
-    fn tell(&self, through: &Store, number: u64, op: &str) -> Result<()> {
+    /// Notes in the store which collective this rank has reached.
+    fn publish(&self, through: &Store, number: u64, op: &str) -> Result<()> {
         through.set(&format!("at/{}", self.own()), format!("{number} {op}").as_bytes())
     }
 
-    /// Which collective a rank said that it has come to.
+    /// Which collective a rank has reached, by its note.
     fn note(&self, rank: usize) -> Result<Option<(u64, String)>> {
         let Some(note) = self.store.look(&format!("at/{rank}"))? else { return Ok(None) };
         let note = String::from_utf8_lossy(&note).into_owned();
@@ -136,9 +136,9 @@ impl Store {
         waits
     }
 
-    /// Tells the others of a group when this rank has waited for them longer than `age`, so that
-    /// whoever's time-out comes first does not take this rank for missing. Through this connection:
-    /// another may be busy with waiting.
+    /// Notifies the others of a group that this rank has waited for them longer than `age`, so that
+    /// the rank that times out first does not report this one as missing. Uses this connection,
+    /// because another may be blocked in a wait.
     ///
     /// # Errors
     /// [`Error::Store`].
@@ -148,7 +148,7 @@ impl Store {
             let collective = wait.peer.is_none() && wait.age >= age;
             if collective && group.announced.fetch_max(wait.number, Ordering::Relaxed) < wait.number
             {
-                group.tell(&self.at(&group.store), wait.number, wait.op)?;
+                group.publish(&self.at(&group.store), wait.number, wait.op)?;
             }
         }
         Ok(())
@@ -166,10 +166,10 @@ pub(crate) fn seconds(seconds: f64) -> String {
     if seconds >= 10.0 { format!("{seconds:.0} s") } else { format!("{seconds:.1} s") }
 }
 
-/// The first line of what libtorch said, without the place in its sources.
+/// The first line of an error of libtorch, without the place in its sources.
 pub(crate) fn one_line(text: &str) -> String {
     let line = text.lines().next().unwrap_or_default().trim();
-    let told = line.strip_prefix('[').and_then(|rest| rest.split_once("] "));
-    let told = told.filter(|(place, _)| place.contains(".cc:") || place.contains(".cpp:"));
-    told.map_or(line, |(_, text)| text).trim_end_matches('.').to_owned()
+    let located = line.strip_prefix('[').and_then(|rest| rest.split_once("] "));
+    let located = located.filter(|(place, _)| place.contains(".cc:") || place.contains(".cpp:"));
+    located.map_or(line, |(_, text)| text).trim_end_matches('.').to_owned()
 }

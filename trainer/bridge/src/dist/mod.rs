@@ -1,12 +1,12 @@
-//! Ranks and what they do together: libtorch's c10d.
+//! Groups of ranks and their operations: libtorch's c10d.
 //!
-//! A [`Store`] is where ranks find one another; a [`Group`] is some of them, connected, and has a
-//! name; an operation on a group is a [`Work`] that is waited for, or a call that waits itself.
-//! Ranks may be processes, or threads with a `Store` each.
+//! Ranks find one another through a [`Store`]; a [`Group`] is some connected ranks with a name; an
+//! operation on a group is a [`Work`] to wait for, or a blocking call. Ranks may be processes, or
+//! threads with a `Store` each.
 //!
-//! Whatever can wait has a time-out, and what fails says who is missing: a rank that meets an error
-//! leaves a note in the store about where it is, and looks whose notes are not there. A group that
-//! has failed once stays failed.
+//! Every wait has a timeout, and errors name the missing ranks: a rank with an error notes in the
+//! store which operation it has reached, and checks which ranks have not. A group that has failed
+//! once stays failed.
 
 mod group;
 mod missing_ranks;
@@ -21,8 +21,8 @@ pub use op::{Reduce, Wait};
 pub use store::Store;
 pub use work::{Work, settle, waited};
 
-/// How long who has failed looks for the notes of others. They fail at about the same time, or have
-/// [`Store::tell_waits`] called for them every second.
+/// How long a failed rank waits for the notes of others. They fail at about the same time, or call
+/// [`Store::tell_waits`] every second.
 const NOTES_WAIT: std::time::Duration = std::time::Duration::from_secs(2);
 
 /// Ranks in a message: `3`, `0-7`, `12,28`; of many the first only.

@@ -50,12 +50,12 @@ impl Op {
 
     /// With a root, a source or a destination.
     pub(crate) fn with(self, peer: usize) -> Call {
-        // A rank that no `i32` holds is in no group, and c10d says so.
+        // A rank that does not fit `i32` is in no group, and c10d refuses it.
         Call { peer: i32::try_from(peer).unwrap_or(i32::MAX), ..self.call() }
     }
 }
 
-/// How the elements of several ranks become one.
+/// How the elements of several ranks are reduced to one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(i32)]
 pub enum Reduce {
@@ -67,7 +67,7 @@ pub enum Reduce {
     Min,
 }
 
-/// `feedline::LastLost` of `shim/shim.cpp`: an operation that another rank kept from its end.
+/// `feedline::LastLost` of `shim/shim.cpp`: an operation that failed because of another rank.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub(crate) struct LostPeer {
@@ -100,8 +100,8 @@ pub struct Wait {
     pub members: Vec<usize>,
     /// The other side of a `send` or a `recv`, as its rank in the world.
     pub peer: Option<usize>,
-    /// Counts the collectives of the group, alike on all its ranks.
+    /// Counts the collectives of the group, the same on all its ranks.
     pub number: u64,
-    /// How long it has been waited for.
+    /// How long the rank has waited.
     pub age: Duration,
 }

@@ -13,20 +13,20 @@ use super::missing_ranks;
 use crate::ffi::{self, RawStore};
 use crate::{Error, Result};
 
-/// How long the store may take to answer. It does so in microseconds, or when thousands of ranks
-/// ask at once in a second; c10d itself waits for ever if the keeper is cut off or stopped.
+/// How long the store may take to answer. It takes microseconds, or a second if thousands of ranks
+/// ask at once; c10d itself waits forever if the host of the store is unreachable or stopped.
 const ANSWER_MAX: Duration = Duration::from_secs(10);
 
-/// Where ranks find one another and leave notes: keys and small values, kept by one process. A
-/// clone is the same connection, on which one call waits for another; [`Store::again`] is a second
-/// one.
+/// A key-value store in one process, through which ranks find one another and exchange notes. A
+/// clone is the same connection, on which one call waits for another; [`Store::again`] opens a
+/// second one.
 #[derive(Clone)]
 pub struct Store {
     connection: Arc<Connection>,
-    /// What stands before every key.
+    /// Precedes every key.
     prefix: String,
     listens_on: Option<SocketAddr>,
-    /// Shared by all connections of one rank, and by nobody else.
+    /// Shared by all connections of one rank, and not by other ranks.
     pub(super) owner: Arc<()>,
 }
 
@@ -36,7 +36,7 @@ struct Connection {
     port: u16,
     /// The longest that connecting may take.
     timeout: Duration,
-    /// Whether a call was given up: it still holds the connection.
+    /// Whether a call was abandoned: it still holds the connection.
     is_stuck: AtomicBool,
 }
 
@@ -47,15 +47,15 @@ unsafe impl Sync for Connection {}
 
 impl Drop for Connection {
     fn drop(&mut self) {
-        // SAFETY: the shim gave this reference up to us, and nobody uses it any more.
+        // SAFETY: the shim passed ownership of this reference, and no other code uses it any more.
         unsafe { ffi::fb_store_free(self.raw.as_ptr()) };
     }
 }
 
 impl Store {
-    /// Keeps a store in this process, until all handles to it are dropped. It listens on the
-    /// address of `host` alone, or, if that is none of this machine's but for example of a gateway,
-    /// on all addresses: see [`Store::listens_on`]. Port 0 takes a free one.
+    /// Hosts a store in this process, until all handles to it are dropped. It listens only on the
+    /// address of `host`, or, if that is not an address of this machine but for example of a
+    /// gateway, on all addresses: see [`Store::listens_on`]. Port 0 takes a free one.
     ///
     /// # Errors
     /// [`Error::Serve`] if the port is in use, or `host` has no address.
@@ -74,13 +74,14 @@ impl Store {
         Ok(Store { listens_on: Some(address), ..store })
     }
 
-    /// Connects to the store that another process keeps, or will keep before the time-out.
+    /// Connects to the store that another process hosts, or will host before the timeout.
     ///
     /// # Errors
-    /// [`Error::Store`] if it is not there in time.
+    /// [`Error::Store`] if the store does not answer in time.
     pub fn connect(host: &str, port: u16, timeout: Duration) -> Result<Self> {
-        let doing = || format!("connect to the store on {host}:{port}");
-        open(host, port, None, timeout).map_err(|text| Error::Store { operation: doing(), text })
+        let operation = || format!("connect to the store on {host}:{port}");
+        open(host, port, None, timeout)
+            .map_err(|text| Error::Store { operation: operation(), text })
     }
 
     /// A second connection of the same rank to the same store. It may take as long as the first.
@@ -88,7 +89,7 @@ impl Store {
     /// # Errors
     /// [`Error::Store`].
     pub fn again(&self) -> Result<Self> {
-        let made = self.ask("open a second connection", self.connection.timeout, |store| {
+        let made = self.request("open a second connection", self.connection.timeout, |store| {
             let mut raw = std::ptr::null_mut();
             // SAFETY: the store is alive, and `raw` has room for one pointer.
             let code = unsafe { ffi::fb_store_again(store, &raw mut raw) };
@@ -107,7 +108,7 @@ impl Store {
         Store { prefix: format!("{}{prefix}/", self.prefix), ..self.clone() }
     }
 
-    /// Where the store is reached, if it is kept by this handle's process.
+    /// The address of the store, if this handle's process hosts it.
     #[must_use]
     pub fn listens_on(&self) -> Option<SocketAddr> {
         self.listens_on
@@ -125,7 +126,7 @@ impl Store {
     /// [`Error::Store`].
     pub fn set(&self, key: &str, value: &[u8]) -> Result<()> {
         let (name, value) = (self.key(key)?, value.to_vec());
-        self.ask(&format!("set '{key}'"), ANSWER_MAX, move |store| {
+        self.request(&format!("set '{key}'"), ANSWER_MAX, move |store| {
             // SAFETY: the store, the key and `value.len()` bytes are alive during the call.
             let code =
                 unsafe { ffi::fb_store_set(store, name.as_ptr(), value.as_ptr(), value.len()) };
@@ -133,7 +134,7 @@ impl Store {
         })
     }
 
-    /// The value of a key, once it is there.
+    /// Waits until a key is there, and returns its value.
     ///
     /// # Errors
     /// [`Error::Store`] if it is not there in time.
@@ -142,7 +143,7 @@ impl Store {
             return self.value(key);
         }
         let text = format!("key not set after {}", missing_ranks::seconds(timeout.as_secs_f64()));
-        Err(Error::Store { operation: self.doing(&format!("get '{key}'")), text })
+        Err(Error::Store { operation: self.describe(&format!("get '{key}'")), text })
     }
 
     /// The value of a key, if it is there.
@@ -153,13 +154,13 @@ impl Store {
         if self.has(&[key])? { self.value(key).map(Some) } else { Ok(None) }
     }
 
-    /// Adds to a number, which is 0 before the first time, and gives the sum.
+    /// Adds to a number, which is 0 before the first time, and returns the sum.
     ///
     /// # Errors
     /// [`Error::Store`].
     pub fn add(&self, key: &str, amount: i64) -> Result<i64> {
         let name = self.key(key)?;
-        self.ask(&format!("add to '{key}'"), ANSWER_MAX, move |store| {
+        self.request(&format!("add to '{key}'"), ANSWER_MAX, move |store| {
             let mut sum = 0;
             // SAFETY: the store and the key are alive, and `sum` has room for one number.
             let code = unsafe { ffi::fb_store_add(store, name.as_ptr(), amount, &raw mut sum) };
@@ -173,7 +174,7 @@ impl Store {
     /// [`Error::Store`].
     pub fn has<K: AsRef<str>>(&self, keys: &[K]) -> Result<bool> {
         let names = self.keys(keys)?;
-        let all = self.ask("check keys", ANSWER_MAX, move |store| {
+        let all = self.request("check keys", ANSWER_MAX, move |store| {
             let list: Vec<*const c_char> = names.iter().map(|name| name.as_ptr()).collect();
             let mut all = 0;
             // SAFETY: the store and `list.len()` names are alive, and `all` has room.
@@ -186,11 +187,11 @@ impl Store {
     /// Waits until all the keys are there; false if they are not in time.
     ///
     /// # Errors
-    /// [`Error::Store`] if the store cannot be asked.
+    /// [`Error::Store`] if the store does not answer.
     pub fn wait<K: AsRef<str>>(&self, keys: &[K], timeout: Duration) -> Result<bool> {
         let names = self.keys(keys)?;
         let within = timeout.saturating_add(ANSWER_MAX);
-        let came = self.ask("wait for keys", within, move |store| {
+        let found = self.request("wait for keys", within, move |store| {
             let list: Vec<*const c_char> = names.iter().map(|name| name.as_ptr()).collect();
             let (mut came, timeout) = (0, milliseconds(timeout));
             // SAFETY: the store and `list.len()` names are alive, and `came` has room.
@@ -199,15 +200,15 @@ impl Store {
             };
             (code, came)
         })?;
-        Ok(came != 0)
+        Ok(found != 0)
     }
 
-    /// Says that `rank` has come to the place `name`, and waits until all of `members` have. Every
-    /// place has a name of its own.
+    /// Registers `rank` at the barrier `name`, and waits until all of `members` have done so. Every
+    /// barrier has a name of its own.
     ///
     /// # Errors
-    /// [`Error::Absent`] with those that are missing at the time-out, [`Error::Peer`] if one of
-    /// them said by [`Store::fail`] that it will not come, or [`Error::Store`].
+    /// [`Error::Absent`] with the ranks that are missing at the timeout, [`Error::Peer`] if one of
+    /// them reported its failure by [`Store::fail`], or [`Error::Store`].
     pub fn meet(
         &self,
         name: &str,
@@ -215,35 +216,35 @@ impl Store {
         members: &[usize],
         timeout: Duration,
     ) -> Result<()> {
-        let place = self.below(name);
-        place.set(&rank.to_string(), b"")?;
-        // One that came twice would count for another: then the end comes too soon, and whoever
-        // starts ranks looks for that (a rank's number is claimed once).
-        if place.add("count", 1)? == members.len() as i64 {
-            place.set("end", b"")?;
+        let barrier = self.below(name);
+        barrier.set(&rank.to_string(), b"")?;
+        // A rank that registers twice would count for another and end the barrier too soon. The
+        // start of a run prevents that: each rank's number is claimed once.
+        if barrier.add("count", 1)? == members.len() as i64 {
+            barrier.set("end", b"")?;
         }
-        if place.wait(&["end"], timeout)? {
-            let verdict = place.value("end")?;
+        if barrier.wait(&["end"], timeout)? {
+            let verdict = barrier.value("end")?;
             if verdict.is_empty() {
                 return Ok(());
             }
             let text = String::from_utf8_lossy(&verdict).into_owned();
             return Err(Error::Peer { operation: format!("pass barrier {name}"), text });
         }
-        let missing = place.missing(members)?;
+        let missing = barrier.missing(members)?;
         Err(Error::Absent { operation: format!("pass barrier {name}"), missing, after: timeout })
     }
 
-    /// Tells all that wait at `name` that `rank` will not come.
+    /// Notifies all that wait at the barrier `name` that `rank` will not reach it.
     ///
     /// # Errors
     /// [`Error::Store`].
-    pub fn fail(&self, name: &str, rank: usize, why: &str) -> Result<()> {
-        self.below(name).set("end", format!("rank {rank}: {why}").as_bytes())
+    pub fn fail(&self, name: &str, rank: usize, reason: &str) -> Result<()> {
+        self.below(name).set("end", format!("rank {rank}: {reason}").as_bytes())
     }
 
     /// Which of these ranks have no key of their number. Halves the list where one is missing, so
-    /// that a few of thousands are found with a few questions.
+    /// that a few of thousands are found with a few requests.
     fn missing(&self, ranks: &[usize]) -> Result<Vec<usize>> {
         let keys: Vec<String> = ranks.iter().map(ToString::to_string).collect();
         if ranks.is_empty() || self.has(&keys)? {
@@ -265,10 +266,10 @@ impl Store {
         self.connection.raw.as_ptr()
     }
 
-    /// A key as it stands in the store.
+    /// A key with its prefix.
     pub(super) fn key(&self, key: &str) -> Result<CString> {
         CString::new(format!("{}{key}", self.prefix)).map_err(|_| Error::Store {
-            operation: self.doing("use a key"),
+            operation: self.describe("use a key"),
             text: format!("{key:?} contains NUL"),
         })
     }
@@ -280,7 +281,7 @@ impl Store {
     /// The value of a key that is there.
     fn value(&self, key: &str) -> Result<Vec<u8>> {
         let name = self.key(key)?;
-        self.ask(&format!("get '{key}'"), ANSWER_MAX, move |store| {
+        self.request(&format!("get '{key}'"), ANSWER_MAX, move |store| {
             let (mut data, mut length) = (std::ptr::null(), 0);
             // SAFETY: the store and the key are alive, and both outputs have room.
             let code =
@@ -293,31 +294,31 @@ impl Store {
         })
     }
 
-    fn doing(&self, what: &str) -> String {
-        format!("{what} in the store on {}:{}", self.connection.host, self.connection.port)
+    fn describe(&self, operation: &str) -> String {
+        format!("{operation} in the store on {}:{}", self.connection.host, self.connection.port)
     }
 
-    /// Makes a call on a thread of its own, to be able to give it up.
-    fn ask<T: Send + 'static>(
+    /// Makes a call on a thread of its own, to be able to abandon it.
+    fn request<T: Send + 'static>(
         &self,
-        what: &str,
+        operation: &str,
         within: Duration,
         call: impl FnOnce(*mut RawStore) -> (c_int, T) + Send + 'static,
     ) -> Result<T> {
-        let refuse = |text: String| Error::Store { operation: self.doing(what), text };
+        let refuse = |text: String| Error::Store { operation: self.describe(operation), text };
         if self.connection.is_stuck.load(Ordering::Relaxed) {
             return Err(refuse("an earlier request is still unanswered".to_owned()));
         }
         let connection = Arc::clone(&self.connection);
         let (answer, answered) = mpsc::channel();
-        let asking = thread::Builder::new().name("store".to_owned()).spawn(move || {
+        let spawned = thread::Builder::new().name("store".to_owned()).spawn(move || {
             let (code, value) = call(connection.raw.as_ptr());
-            // Before the answer, so that whoever has it may be the last to hold the connection.
+            // Before the answer, so that its receiver may be the last to hold the connection.
             drop(connection);
-            // Nobody takes it if the call was given up.
+            // An abandoned call has no receiver.
             _ = answer.send(if code == 0 { Ok(value) } else { Err(ffi::last_error()) });
         });
-        asking.map_err(|error| refuse(format!("cannot start a thread: {error}")))?;
+        spawned.map_err(|error| refuse(format!("cannot start a thread: {error}")))?;
         match answered.recv_timeout(within) {
             Ok(answer) => answer.map_err(|text| refuse(missing_ranks::one_line(&text))),
             Err(_) => {
@@ -331,7 +332,7 @@ impl Store {
     }
 }
 
-/// A store that a thread hands to another.
+/// A store that one thread passes to another.
 struct Made(NonNull<RawStore>);
 
 // SAFETY: as for `Connection`.
@@ -368,7 +369,7 @@ fn open(
     listener: Option<TcpListener>,
     timeout: Duration,
 ) -> std::result::Result<Store, String> {
-    // c10d logs what it throws, with its own frames.
+    // c10d logs its exceptions, with stack traces.
     ffi::fb_quiet();
     let name = CString::new(host).map_err(|_| "host name contains NUL".to_owned())?;
     let mut raw = std::ptr::null_mut();
@@ -385,7 +386,7 @@ fn open(
     Ok(Store { connection, prefix: String::new(), listens_on: None, owner: Arc::new(()) })
 }
 
-/// At least one: c10d takes 0 for no time-out at all.
+/// At least one: for c10d, 0 is no timeout.
 pub(super) fn milliseconds(time: Duration) -> i64 {
     i64::try_from(time.as_millis()).unwrap_or(i64::MAX).max(1)
 }

@@ -8,8 +8,8 @@ use super::Group;
 use crate::Result;
 use crate::ffi::{self, Call, RawWork, check};
 
-/// An operation under way. Its tensors are being read or written until it was waited for; it keeps
-/// them alive. Dropped, it waits, and what it would have said is lost.
+/// An operation in flight. It reads or writes its tensors until [`Work::wait`] returns, and keeps
+/// them alive. Drop waits, and the error is lost.
 #[must_use = "dropped, it waits and its error is lost"]
 pub struct Work {
     raw: NonNull<RawWork>,
@@ -40,10 +40,10 @@ impl Work {
         Ok(Work { raw, waited: false, op, group: group.clone() })
     }
 
-    /// Waits for the end.
+    /// Waits until the operation is complete.
     ///
     /// # Errors
-    /// [`crate::Error::Collective`] if a rank did not come in time, or is gone.
+    /// [`crate::Error::Collective`] if a rank is missing after the timeout, or lost.
     pub fn wait(mut self) -> Result<()> {
         self.waited = true;
         // SAFETY: made by `fb_start`, and freed only when dropped.
@@ -51,8 +51,8 @@ impl Work {
         check(self.op, code)
     }
 
-    /// Whether the end has come, good or bad: then waiting takes no time. Sends and receives over
-    /// TCP say so only when they are waited for.
+    /// Whether it is complete or has failed: then waiting takes no time. Sends and receives over
+    /// TCP report this only in [`Work::wait`].
     #[must_use]
     pub fn is_done(&self) -> bool {
         // SAFETY: made by `fb_start`, and freed only when dropped.
@@ -60,20 +60,20 @@ impl Work {
     }
 }
 
-/// How long threads of this process have waited for operations so far, those between the layers of
-/// tensor parallel ranks among them: what was not hidden behind computing. Of GPUs it says nothing:
-/// there the device waits.
+/// How long threads of this process have waited for operations so far, including those between the
+/// layers of tensor parallel ranks: the communication that computation did not hide. Operations of
+/// GPUs are not included: there the device waits.
 #[must_use]
 pub fn waited() -> Duration {
     Duration::from_nanos(ffi::fb_waited_ns().unsigned_abs())
 }
 
-/// Waits until the current GPU has done what it was given. What is read from it afterwards is what
-/// it was told to compute, of which a failed operation would say nothing.
+/// Waits until the current GPU has completed its work. Data that is read afterwards is valid;
+/// without this call a failed operation would not be noticed.
 ///
 /// # Errors
-/// [`crate::Error::Collective`] if an operation of its groups takes longer than one may wait for
-/// another rank, or has failed.
+/// [`crate::Error::Collective`] if an operation of its groups takes longer than the
+/// timeout, or has failed.
 pub fn settle() -> Result<()> {
     check("wait for the GPU", ffi::fb_settle())
 }
@@ -84,7 +84,7 @@ impl Drop for Work {
             // SAFETY: made by `fb_start`, and freed only below.
             unsafe { ffi::fb_work_wait(self.raw.as_ptr()) };
         }
-        // SAFETY: the shim gave it up to us, and nobody uses it any more.
+        // SAFETY: the shim passed ownership of it, and no other code uses it any more.
         unsafe { ffi::fb_work_free(self.raw.as_ptr()) };
     }
 }

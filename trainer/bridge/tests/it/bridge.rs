@@ -40,7 +40,7 @@ fn gradients_are_taken_not_copied() {
     assert_eq!(values(&take_grad(&w).unwrap().unwrap()), [5.0, 5.0]);
     assert!(take_grad(&w).unwrap().is_none(), "it was taken before");
     backward(&[&w * 7.0], &[ones]).unwrap();
-    assert_eq!(values(&take_grad(&w).unwrap().unwrap()), [7.0, 7.0], "nothing was added to");
+    assert_eq!(values(&take_grad(&w).unwrap().unwrap()), [7.0, 7.0], "not accumulated");
 }
 
 #[test]
@@ -58,7 +58,7 @@ fn errors_come_back_as_one_line() {
     );
 }
 
-/// One AdamW update as its paper writes it (Loshchilov and Hutter 2019, algorithm 2).
+/// One AdamW update as in its paper (Loshchilov and Hutter 2019, algorithm 2).
 fn adamw_f64(p: &mut f64, g: f64, m: &mut f64, v: &mut f64, update: &AdamWStep) {
     let g = g / update.grad_divisor;
     let t = update.step as i32;
@@ -101,17 +101,20 @@ fn adamw_is_the_algorithm() {
             adamw_f64(&mut p64[i], g64[i], &mut m64[i], &mut v64[i], &update);
         }
     }
-    for (name, got, due) in
+    for (name, found, expected) in
         [("weight", wide(&p), p64), ("mean", wide(&m), m64), ("square", wide(&v), v64)]
     {
-        for (i, (got, due)) in got.iter().zip(&due).enumerate() {
-            assert!((got - due).abs() < 2e-6, "{name} {i}: got {got}, due {due}");
+        for (i, (found, expected)) in found.iter().zip(&expected).enumerate() {
+            assert!(
+                (found - expected).abs() < 2e-6,
+                "{name} {i}: found {found}, expected {expected}"
+            );
         }
     }
 }
 
 #[test]
-fn adamw_refuses_what_does_not_belong_together() {
+fn adamw_refuses_mismatched_lists() {
     let ones = |n: i64| vec![Tensor::ones([n], F32)];
     let update = AdamWStep {
         step: 1,
@@ -131,7 +134,7 @@ fn adamw_refuses_what_does_not_belong_together() {
 }
 
 #[test]
-fn bytes_are_the_tensor_itself() {
+fn bytes_alias_the_tensor() {
     let mut t = Tensor::from_slice(&[1.0_f32, -2.0]);
     assert_eq!(bytes(&t).unwrap(), [1.0_f32.to_le_bytes(), (-2.0_f32).to_le_bytes()].concat());
     bytes_mut(&mut t).unwrap()[4..].copy_from_slice(&7.5_f32.to_le_bytes());

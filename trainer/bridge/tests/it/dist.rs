@@ -28,37 +28,37 @@ fn reduced(all: &[Vec<i64>], how: impl Fn(i64, i64) -> i64) -> Vec<i64> {
     (0..all[0].len()).map(|i| all.iter().map(|of| of[i]).reduce(&how).unwrap()).collect()
 }
 
-/// One operation on 2 and 4 ranks in every kind: `run` gives what it left, `due` what it must.
+/// One operation on 2 and 4 ranks in every kind: `run` must return what `expected` does.
 fn check(
     len: i64,
     run: impl Fn(&Group, Tensor) -> Tensor + Sync,
-    due: impl Fn(usize, &[Vec<i64>]) -> Vec<i64>,
+    expected: impl Fn(usize, &[Vec<i64>]) -> Vec<i64>,
 ) {
     for size in [2, 4] {
-        let got = ranks(size, |group| {
+        let found = ranks(size, |group| {
             KINDS.map(|kind| values(&run(group, numbers(group.rank(), len, kind))))
         });
         let all = all(size, len);
-        for (rank, kinds) in got.iter().enumerate() {
-            for (kind, got) in KINDS.iter().zip(kinds) {
-                assert_eq!(got, &due(rank, &all), "rank {rank} of {size}, {kind:?}");
+        for (rank, kinds) in found.iter().enumerate() {
+            for (kind, found) in KINDS.iter().zip(kinds) {
+                assert_eq!(found, &expected(rank, &all), "rank {rank} of {size}, {kind:?}");
             }
         }
     }
 }
 
-/// Groups of several threads begin at the same moment, again and again: what libtorch notes of them
-/// in one place for the process would be torn.
+/// Groups of several threads start at the same moment, several times: libtorch's flight recorder of
+/// the process would be corrupted if it were on.
 #[test]
-fn groups_begin_at_the_same_time() {
+fn groups_start_concurrently() {
     for _ in 0..4 {
-        let got = ranks(4, |group| {
+        let found = ranks(4, |group| {
             let mut sum = numbers(group.rank(), 3, Kind::Int64);
             group.all_reduce(&mut sum, Reduce::Sum).unwrap();
             values(&sum)
         });
-        let due = reduced(&all(4, 3), |a, b| a + b);
-        assert!(got.iter().all(|got| *got == due), "{got:?}");
+        let expected = reduced(&all(4, 3), |a, b| a + b);
+        assert!(found.iter().all(|found| *found == expected), "{found:?}");
     }
 }
 
@@ -78,7 +78,7 @@ fn all_reduce_reduces_on_all() {
 }
 
 #[test]
-fn broadcast_and_reduce_know_their_root() {
+fn broadcast_and_reduce_use_their_root() {
     let broadcast = |group: &Group, mut mine: Tensor| {
         group.broadcast(&mut mine, 1).unwrap();
         mine
@@ -137,11 +137,11 @@ fn scatters_give_each_rank_its_part() {
 }
 
 #[test]
-fn messages_go_round_a_ring_by_their_tags() {
+fn messages_around_a_ring_match_by_tag() {
     let round = |group: &Group, mine: Tensor| {
         let (next, before) = ((group.rank() + 1) % group.size(), group.rank() + group.size() - 1);
         let (mut low, mut high) = (mine.zeros_like(), mine.zeros_like());
-        // Posted in the other order than sent: the tags tell them apart.
+        // Posted in the other order than sent: the tags distinguish them.
         let second = group.recv(&mut high, before % group.size(), 8).unwrap();
         let first = group.recv(&mut low, before % group.size(), 7).unwrap();
         let sent =
@@ -157,8 +157,8 @@ fn messages_go_round_a_ring_by_their_tags() {
 }
 
 #[test]
-fn work_can_be_asked_and_dropped() {
-    let got = ranks(2, |group| {
+fn work_can_be_polled_and_dropped() {
+    let found = ranks(2, |group| {
         let mut tensors: Vec<Tensor> = (0..20).map(|i| numbers(i, 1000, Kind::Float)).collect();
         let started: Vec<_> =
             tensors.iter_mut().map(|t| group.all_reduce_start(t, Reduce::Sum).unwrap()).collect();
@@ -175,9 +175,9 @@ fn work_can_be_asked_and_dropped() {
         }
         tensors.iter().map(values).collect::<Vec<_>>()
     });
-    for (i, tensor) in got.concat().iter().enumerate() {
-        let due = values(&(numbers(i % 20, 1000, Kind::Float) * 2));
-        assert_eq!(tensor, &due, "tensor {i}");
+    for (i, tensor) in found.concat().iter().enumerate() {
+        let expected = values(&(numbers(i % 20, 1000, Kind::Float) * 2));
+        assert_eq!(tensor, &expected, "tensor {i}");
     }
 }
 
@@ -208,7 +208,7 @@ fn groups_of_one_store_do_not_mix() {
 }
 
 #[test]
-fn a_rank_alone_is_a_group() {
+fn one_rank_forms_a_group() {
     let store = Store::serve("127.0.0.1", 0, PATIENCE).unwrap();
     let group = Group::gloo(&store, "dp[0]", 0, &[5], &GroupOptions::local(PATIENCE)).unwrap();
     let mut tensor = Tensor::from_slice(&[3_i64, 4]);
@@ -235,9 +235,9 @@ fn listening() -> Vec<String> {
     addresses
 }
 
-/// On the address that was given, and on no other: neither the store nor the groups.
+/// The store and the groups listen on the given address, and on no other.
 #[test]
-fn nothing_listens_to_other_machines() {
+fn sockets_listen_on_loopback_only() {
     let all_local = ranks(2, |group| {
         let mut tensor = Tensor::from_slice(&[1_i64]);
         group.all_reduce(&mut tensor, Reduce::Sum).unwrap();
@@ -274,7 +274,7 @@ fn a_store_keeps_small_values() {
 }
 
 #[test]
-fn tensors_that_do_not_fit_are_our_fault() {
+fn invalid_tensors_are_not_peer_errors() {
     let errors = ranks(2, |group| {
         let mut sparse = Tensor::zeros([3], (Kind::Float, Device::Cpu)).to_sparse_sparse_dim(1);
         let fault = group.broadcast(&mut sparse, 9).unwrap_err();
@@ -284,14 +284,14 @@ fn tensors_that_do_not_fit_are_our_fault() {
     });
     for error in errors {
         assert!(matches!(error, Error::Torch { .. }), "{error}");
-        let due = "cannot scatter rows: expected a multiple of 2 rows, found 3";
-        assert_eq!(error.to_string(), due);
+        let expected = "cannot scatter rows: expected a multiple of 2 rows, found 3";
+        assert_eq!(error.to_string(), expected);
     }
 }
 
 #[test]
-fn ranks_are_told_in_runs() {
-    for (ranks, due) in [
+fn ranks_text_joins_consecutive_ranks() {
+    for (ranks, expected) in [
         (vec![12, 28], "12,28"),
         (vec![0, 1, 2, 3, 7], "0-3,7"),
         (vec![4], "4"),
@@ -299,21 +299,21 @@ fn ranks_are_told_in_runs() {
         (vec![], ""),
         ((0..40).map(|i| 2 * i).collect(), "0,2,4,6,8,10,12,14,16,18,20,22,24,26,28,30,..."),
     ] {
-        assert_eq!(ranks_text(&ranks), due);
+        assert_eq!(ranks_text(&ranks), expected);
     }
 }
 
 #[test]
-fn norms_are_those_of_f64() {
+fn norms_are_summed_in_f64() {
     let big = Tensor::full([1 << 16], 3.0, (Kind::Float, Device::Cpu));
     let small = Tensor::from_slice(&[3.0_f32, 4.0]);
-    let got = Vec::<f64>::try_from(norms(&[big, small]).unwrap()).unwrap();
-    assert_eq!(got, [3.0 * 256.0, 5.0]);
+    let found = Vec::<f64>::try_from(norms(&[big, small]).unwrap()).unwrap();
+    assert_eq!(found, [3.0 * 256.0, 5.0]);
     assert!(norms::<Tensor>(&[]).is_err());
 }
 
 #[test]
-fn random_numbers_go_back() {
+fn random_state_is_restored() {
     let state = runtime::rng_state(Device::Cpu).unwrap();
     let draw = || Vec::<f32>::try_from(Tensor::randn([9], (Kind::Float, Device::Cpu))).unwrap();
     let first = draw();

@@ -1,5 +1,5 @@
-//! Ranks that die, hang, or never come: who is named, and that nobody waits for ever. The time-outs
-//! are what is tested, so they are short; no assertion is on how long anything took.
+//! Ranks that die, hang, or never start: errors name them, and no rank waits forever. The timeouts
+//! are tested, so they are short; no assertion is on how long anything took.
 
 use std::io::{BufRead as _, BufReader};
 use std::process::{Child, Command, Stdio};
@@ -12,11 +12,11 @@ use bridge::dist::{Group, GroupOptions, Reduce, Store};
 use bridge::{Error, Result, autograd, backward};
 use tch::{Device, Kind, Tensor};
 
-/// Many times what a connection and a sum take, also on a machine that is busy.
+/// Many times the duration of a connection and a sum, also on a busy machine.
 const SHORT: Duration = Duration::from_secs(5);
 const F32: (Kind, Device) = (Kind::Float, Device::Cpu);
 
-/// A group of which no time has passed when the last of its ranks comes.
+/// A group whose timeout starts when the last of its ranks is ready.
 fn group(store: &Store, name: &str, rank: usize, members: &[usize]) -> Group {
     store.meet("start", members[rank], members, PATIENCE).unwrap();
     Group::gloo(store, name, rank, members, &GroupOptions::local(SHORT)).unwrap()
@@ -26,7 +26,7 @@ fn sum(group: &Group) -> Result<()> {
     group.all_reduce(&mut Tensor::ones([1000], F32), Reduce::Sum)
 }
 
-/// The error of a collective, which must name these ranks and nobody else.
+/// The error of a collective, which must name these ranks and no others.
 fn assert_names(error: &Error, begin: &str, missing: &str) {
     let text = error.to_string();
     assert!(error.is_peer_lost(), "{text}");
@@ -34,7 +34,7 @@ fn assert_names(error: &Error, begin: &str, missing: &str) {
     assert_eq!(text.lines().count(), 1, "{text}");
 }
 
-/// Ranks `members` of the world: the last one does not do what the others do, which is `body`.
+/// Ranks `members` of the world: all but the last one run `body`.
 fn without_the_last(
     members: &[usize],
     hold: bool,
@@ -88,7 +88,7 @@ fn the_other_side_of_a_message_is_named() {
 }
 
 #[test]
-fn a_backward_pass_names_who_left() {
+fn a_backward_pass_names_the_lost_rank() {
     let errors = without_the_last(&[0, 7], false, |group| {
         let x = Tensor::ones([3], F32).set_requires_grad(true);
         backward(&[autograd::copy_in(group, &x)?], &[Tensor::ones([3], F32)])
@@ -97,7 +97,7 @@ fn a_backward_pass_names_who_left() {
 }
 
 #[test]
-fn ranks_that_do_different_things_are_told_so() {
+fn mismatched_collectives_are_reported() {
     let texts = stores(2, |rank, store| {
         let group = group(&store, "tp[0]", rank, &[0, 1]);
         let mut tensor = Tensor::ones([1000], F32);
@@ -108,8 +108,8 @@ fn ranks_that_do_different_things_are_told_so() {
     assert!(texts[1].contains("rank 0 is in all_reduce instead"), "{}", texts[1]);
 }
 
-/// Of three ranks one never comes and one comes late: to the first, whose time is up before the
-/// second's, the second is not missing.
+/// Of three ranks one never joins and one joins late: the first, which times out before the second,
+/// does not report the second as missing.
 #[test]
 fn a_rank_that_waits_too_is_not_missing() {
     let texts = stores(3, |rank, store| {
@@ -147,9 +147,9 @@ fn a_rank_that_waits_too_is_not_missing() {
 }
 
 #[test]
-fn ranks_that_never_come_are_named() {
+fn ranks_missing_at_a_barrier_are_named() {
     let errors = stores(5, |rank, store| {
-        // Three more were due.
+        // The group has three more ranks.
         let members: Vec<usize> = (0..8).collect();
         store.meet("start", rank, &members[..5], PATIENCE).unwrap();
         Group::gloo(&store, "world", rank, &members, &GroupOptions::local(SHORT)).unwrap_err()
@@ -170,7 +170,7 @@ fn ranks_that_never_come_are_named() {
 }
 
 #[test]
-fn who_cannot_come_says_so_and_nobody_waits() {
+fn a_failure_before_a_barrier_is_reported_to_all() {
     let errors = stores(3, |rank, store| {
         if rank == 1 {
             store.fail("stage/data", rank, "no such file").unwrap();
@@ -184,7 +184,7 @@ fn who_cannot_come_says_so_and_nobody_waits() {
 }
 
 #[test]
-fn a_port_in_use_and_a_store_that_is_not_there() {
+fn a_port_in_use_and_an_absent_store_are_errors() {
     let store = Store::serve("127.0.0.1", 0, PATIENCE).unwrap();
     let error = Store::serve("127.0.0.1", store.port(), PATIENCE).unwrap_err();
     let text = error.to_string();
@@ -198,12 +198,12 @@ fn a_port_in_use_and_a_store_that_is_not_there() {
     let port = free_port();
     let error = Store::connect("127.0.0.1", port, Duration::from_secs(1)).unwrap_err();
     assert!(error.is_peer_lost(), "{error}");
-    let due = format!("cannot connect to the store on 127.0.0.1:{port}: ");
-    assert!(error.to_string().starts_with(&due), "{error}");
+    let expected = format!("cannot connect to the store on 127.0.0.1:{port}: ");
+    assert!(error.to_string().starts_with(&expected), "{error}");
 }
 
-/// No test of its own: a rank of the tests below, in a process of its own. It does one sum well,
-/// says so, and then sums for ever; its last words are its error.
+/// Not a test by itself: a rank of the tests below, in a process of its own. It completes one sum,
+/// prints that it is ready, and then sums until an error, which it prints.
 #[test]
 fn a_rank_in_its_own_process() {
     let Ok(rank) = std::env::var("LOST_RANK") else { return };
@@ -237,7 +237,7 @@ impl Ranks {
         Ranks((0..3).map(start).collect())
     }
 
-    /// Reads what a rank says up to a line that begins so.
+    /// Reads the output of a rank up to a line that starts with `begin`.
     fn wait_for(&mut self, rank: usize, begin: &str) -> String {
         let lines = (&mut self.0[rank].1).lines().map(|line| line.expect("a rank writes UTF-8"));
         let mut all = Vec::new();
@@ -277,9 +277,9 @@ fn processes_that_die_or_stop_are_named() {
         }
         for rank in [0, 2] {
             let text = ranks.wait_for(rank, "lost: ");
-            let due =
+            let expected =
                 "lost: cannot complete all_reduce on dp[0] (ranks 0-2): rank 1 missing after ";
-            assert!(text.starts_with(due), "{text}");
+            assert!(text.starts_with(expected), "{text}");
         }
     }
 }

@@ -51,9 +51,9 @@ fn grad(leaf: &Tensor) -> Tensor {
     take_grad(leaf).unwrap().expect("it was used")
 }
 
-fn assert_close(what: &str, got: &Tensor, due: &Tensor) {
-    assert_eq!(got.size(), due.size(), "{what}");
-    let worst = (got - due).abs().max().double_value(&[]);
+fn assert_close(what: &str, found: &Tensor, expected: &Tensor) {
+    assert_eq!(found.size(), expected.size(), "{what}");
+    let worst = (found - expected).abs().max().double_value(&[]);
     assert!(worst < 1e-12, "{what}: off by {worst}");
 }
 
@@ -66,7 +66,7 @@ fn part(tensor: &Tensor, dim: i64, rank: usize, size: usize) -> Tensor {
 fn a_block_of_split_columns_and_rows_is_the_dense_one() {
     for size in [2, 4] {
         ranks(size, |group| {
-            let due = dense();
+            let expected = dense();
             let Given { x, up, down, seed } = given();
             let rank = group.rank();
             let x = leaf(&x);
@@ -74,20 +74,20 @@ fn a_block_of_split_columns_and_rows_is_the_dense_one() {
             let down = leaf(&part(&down, 0, rank, size));
             let inside = copy_in(group, &x).unwrap().matmul(&up).gelu("none").matmul(&down);
             let y = &x + reduce_out(group, &inside).unwrap();
-            assert_close("y", &y.detach(), &due[0]);
+            assert_close("y", &y.detach(), &expected[0]);
             backward(&[y], &[seed]).unwrap();
-            assert_close("x", &grad(&x), &due[1]);
-            assert_close("up", &grad(&up), &part(&due[2], 1, rank, size));
-            assert_close("down", &grad(&down), &part(&due[3], 0, rank, size));
+            assert_close("x", &grad(&x), &expected[1]);
+            assert_close("up", &grad(&up), &part(&expected[2], 1, rank, size));
+            assert_close("down", &grad(&down), &part(&expected[3], 0, rank, size));
         });
     }
 }
 
 #[test]
-fn rows_split_outside_give_the_same() {
+fn rows_split_outside_a_block_give_the_same_gradients() {
     for size in [2, 4] {
         ranks(size, |group| {
-            let due = dense();
+            let expected = dense();
             let Given { x, up, down, seed } = given();
             let rank = group.rank();
             let x = leaf(&part(&x, 0, rank, size));
@@ -95,18 +95,18 @@ fn rows_split_outside_give_the_same() {
             let down = leaf(&part(&down, 0, rank, size));
             let inside = gather_rows(group, &x).unwrap().matmul(&up).gelu("none").matmul(&down);
             let y = &x + scatter_rows(group, &inside).unwrap();
-            assert_close("y", &y.detach(), &part(&due[0], 0, rank, size));
+            assert_close("y", &y.detach(), &part(&expected[0], 0, rank, size));
             backward(&[y], &[part(&seed, 0, rank, size)]).unwrap();
-            assert_close("x", &grad(&x), &part(&due[1], 0, rank, size));
-            assert_close("up", &grad(&up), &part(&due[2], 1, rank, size));
-            assert_close("down", &grad(&down), &part(&due[3], 0, rank, size));
+            assert_close("x", &grad(&x), &part(&expected[1], 0, rank, size));
+            assert_close("up", &grad(&up), &part(&expected[2], 1, rank, size));
+            assert_close("down", &grad(&down), &part(&expected[3], 0, rank, size));
         });
     }
 }
 
 /// A gradient that other parts of the graph use too must not be summed in place.
 #[test]
-fn a_gradient_that_is_shared_stays_as_it_is() {
+fn a_shared_gradient_is_not_modified() {
     ranks(2, |group| {
         let x = leaf(&spread(&[4], 1));
         let other = leaf(&spread(&[4], 2));

@@ -1,4 +1,4 @@
-//! Small corpora and vocabularies of every objective but running text, and runs on them.
+//! Small corpora and vocabularies of every objective except language modeling, and runs on them.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -16,7 +16,7 @@ use crate::samples::{Random, flag, number};
 /// Ids of the vocabularies of runs; the last thirty are sentinels.
 pub const VOCAB: u32 = 200;
 
-/// A model and what it learns.
+/// A model and its training data.
 #[derive(Clone, Copy)]
 pub struct Task {
     pub name: &'static str,
@@ -72,7 +72,7 @@ const BATCH: [(&str, &str); 6] = [
 ];
 
 impl Task {
-    /// Writes the config of a run, and its corpus if that is not there yet.
+    /// Writes the config of a run, and its corpus if it does not exist.
     pub fn config(self, lab: &Lab, run: &str, keys: &[(&str, &str)]) -> PathBuf {
         (self.make)(lab);
         let (kind, file) = self.tokenizer.split_once(':').unwrap();
@@ -87,7 +87,7 @@ impl Task {
     }
 }
 
-/// Tokens that follow from one another: there is something to learn.
+/// Predictable tokens, so that there is something to learn.
 fn text(document: u32, first: u32, len: u32) -> impl Iterator<Item = u32> {
     (0..len).map(move |i| 20 + (first + i * (1 + document % 2)) % 40)
 }
@@ -141,8 +141,8 @@ fn write(lab: &Lab, name: &str, fill: impl FnOnce(&mut Builder)) {
     builder.finish().unwrap();
 }
 
-/// A vocabulary of BERT's kind: those from 10 on that 3 divides go on with a word, the last thirty
-/// are sentinels.
+/// A vocabulary of BERT's kind: ids from 10 on that 3 divides are continuations of words, the last
+/// thirty are sentinels.
 fn write_words(lab: &Lab, name: &str, count: u32) {
     let mut text = "[PAD]\n[CLS]\n[SEP]\n[MASK]\n[BOS]\n[EOS]\n[UNK]\n[EOD]\n".to_owned();
     for id in 8..count {
@@ -167,7 +167,7 @@ fn write_tokens(lab: &Lab, name: &str, count: u32, first_sentinel: u32) {
     fs::write(lab.path(name), text).unwrap();
 }
 
-/// The config of a golden case, whose corpus and vocabulary lie in the lab.
+/// The config of a golden case, whose corpus and vocabulary are in the lab.
 pub type Golden = fn(&Lab, &Value) -> Config;
 
 fn golden(lab: &Lab, corpus: &str, tokenizer: (&str, &str), keys: &str) -> Config {

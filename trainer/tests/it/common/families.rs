@@ -48,7 +48,7 @@ pub fn ids(rows: usize, len: usize, factor: i64, first: i64) -> Vec<i64> {
     (0..(rows * len) as i64).map(|place| (place * factor + first) % VOCAB).collect()
 }
 
-/// Whether each token of some rows is no padding.
+/// Whether each token of some rows is not padding.
 pub fn is_text(len: usize) -> Vec<bool> {
     (0..ROWS * len).map(|place| place % len < len - 2 * (place / len)).collect()
 }
@@ -86,17 +86,17 @@ pub fn t5_batch() -> Micro {
 /// As [`t5_batch`], with other tokens that count.
 pub fn t5_batch_where(counts: &[bool]) -> Micro {
     let text = is_text(SEQ);
-    let due = ids(ROWS, ANSWER, 17, 3);
+    let expected = ids(ROWS, ANSWER, 17, 3);
     let batch = T5Batch {
         rows: ROWS,
         encoder_len: SEQ,
         decoder_len: ANSWER,
         encoder_tokens: ids(ROWS, SEQ, 31, 7),
         decoder_tokens: ids(ROWS, ANSWER, 13, 5),
-        labels: due
+        labels: expected
             .iter()
             .zip(counts)
-            .map(|(due, counts)| if *counts { *due } else { -1 })
+            .map(|(expected, counts)| if *counts { *expected } else { -1 })
             .collect(),
         loss_mask: mask(counts),
         encoder_mask: numbers(&text),
@@ -156,12 +156,12 @@ pub fn values(tensor: &Tensor) -> Vec<f32> {
     Vec::try_from(tensor.to_kind(Kind::Float).flatten(0, -1)).expect("f32 on the CPU")
 }
 
-/// The largest difference, in units of the largest value that was due. Some gradients are 0 but for
-/// rounding: the bias of keys moves every score of a row alike.
-pub fn check_close(what: &str, got: &[f32], due: &[f32], tolerance: f32) {
-    assert_eq!(got.len(), due.len(), "{what}");
-    let scale = due.iter().fold(1e-2_f32, |max, v| max.max(v.abs()));
-    let error = got.iter().zip(due).fold(0.0_f32, |max, (a, b)| max.max((a - b).abs()));
+/// The largest difference, in units of the largest expected value. Some gradients are 0 except
+/// for rounding: the bias of keys moves every score of a row equally.
+pub fn check_close(what: &str, found: &[f32], expected: &[f32], tolerance: f32) {
+    assert_eq!(found.len(), expected.len(), "{what}");
+    let scale = expected.iter().fold(1e-2_f32, |max, v| max.max(v.abs()));
+    let error = found.iter().zip(expected).fold(0.0_f32, |max, (a, b)| max.max((a - b).abs()));
     let is_close = error <= tolerance * scale;
     assert!(is_close, "{what}: off by {error:e}, where values reach {scale:e}");
 }

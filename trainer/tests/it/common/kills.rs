@@ -1,4 +1,4 @@
-//! Runs of several processes, and their end by SIGKILL.
+//! Runs of several processes that are ended by SIGKILL.
 
 #![allow(clippy::print_stdout, reason = "a failure shows the kills before it")]
 
@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use crate::common::trainer;
 
-/// Longest that a test waits for a process to come somewhere.
+/// The longest wait of a test for the progress of a process.
 const PATIENCE: Duration = Duration::from_secs(120);
 
 /// `trainer launch`, or the program alone.
@@ -36,16 +36,16 @@ pub fn has_checkpoint(run: &Path) -> bool {
 }
 
 pub fn wait_until(what: &str, mut condition: impl FnMut() -> bool) {
-    let begun = Instant::now();
+    let started = Instant::now();
     while !condition() {
-        if begun.elapsed() > PATIENCE {
+        if started.elapsed() > PATIENCE {
             panic!("waited for {PATIENCE:?}: {what}");
         }
         std::thread::sleep(Duration::from_millis(2));
     }
 }
 
-/// Whether a process has this in its command line, but for agents, which outlive their trainers.
+/// Whether a process has this in its command line; agents, which outlive their trainers, have not.
 fn is_running(config: &Path) -> bool {
     let config = config.to_str().expect("UTF-8");
     fs::read_dir("/proc").expect("a /proc").flatten().any(|entry| {
@@ -54,20 +54,23 @@ fn is_running(config: &Path) -> bool {
     })
 }
 
-/// Starts a run, and kills all of its processes when its log has so many lines, and a checkpoint is
-/// committed: that may take longer, since it is saved behind the run.
+/// Starts a run, and kills all of its processes when its log has `line` lines and a checkpoint is
+/// committed: that may take longer, because the save is asynchronous.
 pub fn kill_after(ranks: usize, config: &Path, folder: &Path, line: usize, pause: Duration) {
     let mut command = launch(ranks, config);
     let mut child: Child =
         command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("it starts");
     wait_until("a line", || {
-        assert!(child.try_wait().expect("a child of ours").is_none(), "it ended by itself");
+        assert!(
+            child.try_wait().expect("a child process").is_none(),
+            "the run ended before the kill"
+        );
         lines(folder) >= line && has_checkpoint(folder)
     });
     std::thread::sleep(pause);
     // SIGKILL. Ranks end with their launcher.
-    child.kill().expect("a child of ours");
-    child.wait().expect("a child of ours");
+    child.kill().expect("a child process");
+    child.wait().expect("a child process");
     wait_until("the end of all ranks", || !is_running(config));
     println!("{ranks} ranks killed after line {} of {line}", lines(folder));
 }

@@ -15,7 +15,7 @@ use tempfile::TempDir;
 pub use lab::{Lab, VOCAB};
 
 impl Lab {
-    /// The lines of a run's log, without what the clock said.
+    /// The lines of a run's log, without measured times.
     pub fn log_lines(&self, run: &str) -> Vec<serde_json::Value> {
         let text = fs::read_to_string(self.path(run).join("log.jsonl")).unwrap_or_default();
         let parse = |line: &str| -> serde_json::Value {
@@ -42,26 +42,27 @@ impl Lab {
         newest.tensors().iter().map(|t| read(t.group, &t.name, t.bytes())).collect()
     }
 
-    /// Both runs ended in the same bits and wrote the same lines.
-    pub fn assert_same(&self, run: &str, due: &str) {
-        for (got, due) in self.final_tensors(run).iter().zip(&self.final_tensors(due)) {
-            assert_eq!(got.0, due.0);
-            assert!(got.1 == due.1, "{} of {run} has other bits", got.0);
+    /// Asserts that both runs ended in the same bits and wrote the same lines.
+    pub fn assert_same(&self, run: &str, expected: &str) {
+        for (found, expected) in self.final_tensors(run).iter().zip(&self.final_tensors(expected)) {
+            assert_eq!(found.0, expected.0);
+            assert!(found.1 == expected.1, "{} of {run} has other bits", found.0);
         }
-        let (got, due) = (self.log_lines(run), self.log_lines(due));
-        for (got, due) in got.iter().zip(&due) {
-            assert_eq!(got, due, "a line of {run}");
+        let (found, expected) = (self.log_lines(run), self.log_lines(expected));
+        for (found, expected) in found.iter().zip(&expected) {
+            assert_eq!(found, expected, "a line of {run}");
         }
-        assert_eq!(got.len(), due.len(), "lines of {run}");
+        assert_eq!(found.len(), expected.len(), "lines of {run}");
     }
 }
 
-/// What would make a rank of a program, or have it reached elsewhere. Tests may run as a job.
-const TOLD: [&str; 4] = ["RANK", "WORLD_SIZE", "SLURM_STEP_NODELIST", "GLOO_SOCKET_IFNAME"];
+/// Variables that would make a program a rank, or change its address. Tests may run as a job.
+const RANK_VARIABLES: [&str; 4] =
+    ["RANK", "WORLD_SIZE", "SLURM_STEP_NODELIST", "GLOO_SOCKET_IFNAME"];
 
-/// Keeps from a command what the environment says of ranks, and has it compute on one thread.
+/// Removes the variables of ranks from a command, and limits it to one thread.
 pub fn alone(command: &mut Command) -> &mut Command {
-    for name in TOLD {
+    for name in RANK_VARIABLES {
         command.env_remove(name);
     }
     command.env("OMP_NUM_THREADS", "1")
@@ -75,14 +76,14 @@ pub fn trainer(verb: &str, config: &Path) -> Command {
     command
 }
 
-/// Starts a run whose words nobody reads.
+/// Starts a run, and discards its output.
 pub fn spawn_train(config: &Path) -> Child {
     let mut command = trainer("train", config);
     command.stdout(Stdio::null()).stderr(Stdio::null());
     command.spawn().expect("the binary starts")
 }
 
-/// A run to its end.
+/// Runs a training to its end.
 pub fn train(config: &Path) -> Output {
     trainer("train", config).output().expect("the binary starts")
 }
@@ -95,7 +96,7 @@ pub fn assert_success(output: &Output) {
     assert!(output.status.success(), "{}: {}", output.status, text(&output.stderr));
 }
 
-/// A folder with a model of Hugging Face as a checkpoint of ours in `ckpt`, and the config
+/// A folder with a model of Hugging Face, imported as a checkpoint in `ckpt`, and the config
 /// `model.toml` of this model and tokenizer.
 pub fn imported(from: &Path, model: &str, tokenizer: &str) -> TempDir {
     let folder = tempfile::tempdir().expect("a folder");

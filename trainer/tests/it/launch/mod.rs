@@ -1,4 +1,4 @@
-//! How ranks come together and part, and who looks after them.
+//! The session of ranks, the launcher and the watchdog.
 
 mod runs;
 mod torchrun;
@@ -18,9 +18,9 @@ use trainer::launch::local::{Launch, WAITING, launch};
 use trainer::launch::{Session, StartupStage, StoreHost, Watchdog, World};
 use trainer::{Error, Result};
 
-/// Far more than anything takes, also on a machine that is busy.
+/// Far more than anything takes, also on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// Many times what ranks that come take, also there.
+/// Many times the duration of a rendezvous, also there.
 const SHORT: Duration = Duration::from_secs(5);
 
 fn world(port: u16, rank: usize, size: usize) -> World {
@@ -36,9 +36,9 @@ fn world(port: u16, rank: usize, size: usize) -> World {
     }
 }
 
-/// Sessions of ranks that were told these (rank, size), each on its thread.
+/// Sessions of ranks with these (rank, size), each on its thread.
 fn sessions<T: Send>(
-    told: &[(usize, usize)],
+    given: &[(usize, usize)],
     timeout: Duration,
     body: impl Fn(Result<Session>) -> T + Sync,
 ) -> Vec<T> {
@@ -48,13 +48,13 @@ fn sessions<T: Send>(
             let (world, body) = (world(port, *rank, *size), &body);
             scope.spawn(move || body(Session::begin(world, timeout)))
         };
-        let ranks: Vec<_> = told.iter().map(spawn).collect();
+        let ranks: Vec<_> = given.iter().map(spawn).collect();
         ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
     })
 }
 
 #[test]
-fn ranks_come_together_and_part() {
+fn ranks_pass_all_stages_and_finish() {
     let sums = sessions(&[(0, 3), (1, 3), (2, 3)], PATIENCE, |session| {
         let session = session.unwrap();
         let rank = session.world().rank;
@@ -76,7 +76,7 @@ fn ranks_come_together_and_part() {
 
 #[test]
 fn a_rank_that_fails_in_a_stage_ends_it_for_all() {
-    let words = sessions(&[(0, 3), (1, 3), (2, 3)], PATIENCE, |session| {
+    let outcomes = sessions(&[(0, 3), (1, 3), (2, 3)], PATIENCE, |session| {
         let session = session.unwrap();
         let rank = session.world().rank;
         let error = session
@@ -88,16 +88,16 @@ fn a_rank_that_fails_in_a_stage_ends_it_for_all() {
             .unwrap_err();
         (error.is_peer_lost(), error.to_string(), session.abort(&error))
     });
-    assert_eq!(words[1].1, "cannot open the corpus: entity not found");
-    assert!(!words[1].0);
+    assert_eq!(outcomes[1].1, "cannot open the corpus: entity not found");
+    assert!(!outcomes[1].0);
     for rank in [0, 2] {
-        assert!(words[rank].0);
-        let due =
+        assert!(outcomes[rank].0);
+        let expected =
             "cannot pass barrier stage/data: rank 1: cannot open the corpus: entity not found";
-        assert_eq!(words[rank].1, due);
+        assert_eq!(outcomes[rank].1, expected);
     }
-    let first: Vec<_> = words.iter().filter(|words| words.2.is_none()).collect();
-    assert_eq!(first.len(), 1, "one was the first to fail: {words:?}");
+    let first: Vec<_> = outcomes.iter().filter(|outcome| outcome.2.is_none()).collect();
+    assert_eq!(first.len(), 1, "one was the first to fail: {outcomes:?}");
 }
 
 #[test]
@@ -108,7 +108,7 @@ fn missing_ranks_are_named_in_every_stage() {
     let texts = sessions(&[(0, 2), (1, 2)], SHORT, |session| {
         let session = session.unwrap();
         if session.world().rank == 1 {
-            // It is there, and does not come.
+            // It is connected, and does not enter the stage.
             assert!(session.store().wait(&["failed"], PATIENCE).unwrap());
             return String::new();
         }
@@ -116,8 +116,8 @@ fn missing_ranks_are_named_in_every_stage() {
         session.store().set("failed", b"").unwrap();
         error.to_string()
     });
-    let due = "cannot pass barrier stage/first collective: rank 1 missing after 5.0 s";
-    assert_eq!(texts[0], due);
+    let expected = "cannot pass barrier stage/first collective: rank 1 missing after 5.0 s";
+    assert_eq!(texts[0], expected);
     let text = sessions(&[(1, 2)], SHORT, |session| session.unwrap_err()).remove(0);
     assert!(text.is_peer_lost());
     assert!(text.to_string().contains("cannot connect to the store on 127.0.0.1:"), "{text}");
@@ -129,8 +129,8 @@ fn a_wrong_number_of_ranks_ends_all_at_once() {
         sessions(&[(0, 3), (1, 2), (2, 3)], PATIENCE, |session| session.unwrap_err().to_string());
     assert!(texts[1].contains("expected 3 ranks, found 2 on rank 1"), "{}", texts[1]);
     for rank in [0, 2] {
-        let due = "cannot pass barrier stage/store: rank 1: cannot find the other ranks";
-        assert!(texts[rank].contains(due), "{texts:?}");
+        let expected = "cannot pass barrier stage/store: rank 1: cannot find the other ranks";
+        assert!(texts[rank].contains(expected), "{texts:?}");
     }
     let texts =
         sessions(&[(0, 3), (1, 3), (1, 3)], PATIENCE, |session| session.unwrap_err().to_string());
@@ -138,22 +138,22 @@ fn a_wrong_number_of_ranks_ends_all_at_once() {
 }
 
 #[test]
-fn a_rank_told_of_fewer_leaves_the_store_to_the_others() {
+fn a_rank_with_a_smaller_world_size_leaves_the_store_open() {
     let port = free_port();
     let begin = |rank, size| Session::begin(world(port, rank, size), PATIENCE).unwrap_err();
-    let due = "cannot pass barrier stage/store: rank 1: cannot find the other ranks: expected 3 \
-               ranks, found 2 on rank 1";
+    let expected = "cannot pass barrier stage/store: rank 1: cannot find the other ranks: \
+                    expected 3 ranks, found 2 on rank 1";
     thread::scope(|scope| {
         let keeper = scope.spawn(|| begin(0, 3).to_string());
         scope.spawn(|| begin(1, 2)).join().unwrap();
         let late = begin(2, 3).to_string();
-        assert!(late.starts_with(due), "{late}");
-        assert!(keeper.join().unwrap().starts_with(due));
+        assert!(late.starts_with(expected), "{late}");
+        assert!(keeper.join().unwrap().starts_with(expected));
     });
 }
 
 #[test]
-fn a_port_in_use_is_said() {
+fn a_port_in_use_is_reported() {
     // Without IPv6 the store has an address of IPv4.
     let taken = TcpListener::bind("[::]:0").or_else(|_| TcpListener::bind("0.0.0.0:0")).unwrap();
     let port = taken.local_addr().unwrap().port();
@@ -164,7 +164,7 @@ fn a_port_in_use_is_said() {
     assert!(text.contains("hint: another run"), "{text}");
 }
 
-/// What a launcher's ranks say, kept.
+/// Collects the output of a launcher's ranks.
 #[derive(Clone, Default)]
 struct Words(Arc<Mutex<Vec<u8>>>);
 
@@ -194,7 +194,7 @@ struct Launched {
     err: Vec<String>,
 }
 
-/// Ranks that run a shell script. `meanwhile` sees what they print, and may ask them to stop.
+/// Ranks that run a shell script. `meanwhile` gets their output, and may ask them to stop.
 fn shell(
     ranks: usize,
     script: &str,
@@ -217,7 +217,7 @@ fn shell(
 }
 
 #[test]
-fn words_of_ranks_have_their_number() {
+fn output_lines_are_prefixed_with_the_rank() {
     let done = shell(3, "echo rank $RANK of $WORLD_SIZE; printf 'no end' >&2", |_, _| {});
     assert_eq!(done.code, 0);
     assert_eq!(done.out, ["[0] rank 0 of 3", "[1] rank 1 of 3", "[2] rank 2 of 3"]);
@@ -227,38 +227,38 @@ fn words_of_ranks_have_their_number() {
 #[test]
 fn threads_of_ranks_that_share_cores_sleep_when_they_wait() {
     if WAITING.iter().any(|name| std::env::var_os(name).is_some()) {
-        println!("SKIPPED: the environment says how threads wait, by one of {WAITING:?}");
+        println!("SKIPPED: the environment sets how threads wait, by one of {WAITING:?}");
         return;
     }
     let script = "echo ${OMP_WAIT_POLICY:-none}";
     let out = |ranks| shell(ranks, script, |_, _| {}).out;
-    assert_eq!(out(1), ["[0] none"], "a rank alone spins, which is quicker");
+    assert_eq!(out(1), ["[0] none"], "a single rank spins, which is quicker");
     assert_eq!(out(2), ["[0] passive", "[1] passive"]);
 }
 
 #[test]
-fn the_worst_code_is_the_launchers() {
-    for (script, due) in [
+fn the_launcher_exits_with_the_worst_code() {
+    for (script, expected) in [
         ("exit 0", 0),
         ("[ $RANK = 1 ] && exit 75; exit 0", 75),
-        // The reason, and not what follows from it.
+        // The cause, and not its consequences.
         ("[ $RANK = 1 ] && exit 2; exit 3", 2),
         ("[ $RANK = 1 ] && exit 3; exit 75", 3),
         ("[ $RANK = 1 ] && kill -9 $$; exit 0", 3),
         ("[ $RANK = 1 ] && kill -9 $$; exit 2", 2),
     ] {
-        assert_eq!(shell(3, script, |_, _| {}).code, due, "{script}");
+        assert_eq!(shell(3, script, |_, _| {}).code, expected, "{script}");
     }
 }
 
-fn wait_for_lines(words: &Words, count: usize) {
-    while words.lines().len() < count {
+fn wait_for_lines(output: &Words, count: usize) {
+    while output.lines().len() < count {
         thread::sleep(Duration::from_millis(5));
     }
 }
 
 #[test]
-fn a_request_to_stop_is_passed_on_and_a_second_one_ends() {
+fn a_stop_request_is_forwarded_and_a_second_one_kills() {
     let script = "trap 'echo asked; exit 75' TERM; echo ready; while :; do sleep 0.02; done";
     let done = shell(2, script, |out, stop| {
         wait_for_lines(out, 2);
@@ -286,16 +286,16 @@ fn ranks_do_not_outlive_one_that_fails() {
     }
 }
 
-/// What the library logs, kept: there is one logger a process.
+/// Collects the log of the library: there is one logger a process.
 struct Log(Mutex<Vec<String>>);
 
 static LOG: Log = Log(Mutex::new(Vec::new()));
 
 impl Log {
-    /// Whether one message has all of these in it.
-    fn has(&self, due: &[&str]) -> bool {
+    /// Whether one message contains all of these.
+    fn has(&self, expected: &[&str]) -> bool {
         let messages = self.0.lock().unwrap();
-        messages.iter().any(|message| due.iter().all(|due| message.contains(due)))
+        messages.iter().any(|message| expected.iter().all(|expected| message.contains(expected)))
     }
 }
 
@@ -311,8 +311,8 @@ impl log::Log for Log {
     fn flush(&self) {}
 }
 
-/// What must be said, in one report; else the rank that waits runs into its time-out.
-const DUE: [&str; 5] = [
+/// What one report must contain; otherwise the waiting rank times out.
+const EXPECTED: [&str; 5] = [
     "watch: rank 0 has waited too long; activity of each rank:\n",
     "\n  rank 0: Backward(micro-batch 3), waiting for rank 1 (recv on pp[0], ",
     "\n  rank 1: Forward(micro-batch 4), not waiting\n",
@@ -321,7 +321,7 @@ const DUE: [&str; 5] = [
 ];
 
 #[test]
-fn who_waits_too_long_is_told_what_all_do() {
+fn a_long_wait_logs_the_activity_of_all_ranks() {
     log::set_logger(&LOG).unwrap();
     log::set_max_level(log::LevelFilter::Warn);
     sessions(&[(0, 3), (1, 3), (2, 3)], PATIENCE, |session| {
@@ -331,14 +331,14 @@ fn who_waits_too_long_is_told_what_all_do() {
         let group = Group::gloo(session.store(), "pp[0]", rank, &[0, 1, 2], &options).unwrap();
         let doing = move || ["Backward(micro-batch 3)", "Forward(micro-batch 4)", ""][rank].into();
         let limit = Duration::from_millis(1500);
-        // That of the last one ends at once, as if its process were stopped.
+        // The watchdog of the last rank ends at once, as if its process were stopped.
         let watch = Watchdog::start(session.store(), (rank, 3), limit, doing);
         let watch = (rank < 2).then(|| watch.unwrap());
         let mut tensor = Tensor::from_slice(&[1.0_f32]);
         match rank {
             0 => group.recv(&mut tensor, 1, 0).unwrap().wait().unwrap(),
             1 => {
-                while !LOG.has(&DUE) {
+                while !LOG.has(&EXPECTED) {
                     thread::sleep(Duration::from_millis(20));
                 }
                 group.send(&tensor, 0, 0).unwrap().wait().unwrap();

@@ -1,7 +1,7 @@
-//! Whole runs of several processes: that they end in the bits of one, and how they end when one of
-//! them does not do what it should.
+//! Whole runs of several processes: they are bit-identical to a run of one, and end as documented
+//! when one of them fails.
 
-#![expect(clippy::print_stdout, reason = "a test that is left out says why")]
+#![expect(clippy::print_stdout, reason = "a skipped test prints the reason")]
 
 use std::fs;
 use std::path::Path;
@@ -36,18 +36,18 @@ fn config(lab: &Lab, run: &str, division: &[(&str, &str)]) -> std::path::PathBuf
 
 const STEPS: &str = "{ steps = 16 }";
 
-/// Many more steps than there is time for.
+/// Many more steps than a test has time for.
 const ENDLESS: &str = "{ steps = 100000 }";
 
-fn check_ends(output: &Output, code: i32, due: &[&str]) {
-    let words = text(&output.stderr);
-    assert_eq!(output.status.code(), Some(code), "{words}");
-    for due in due {
-        assert!(words.contains(due), "{due:?} is not in: {words}");
+fn check_ends(output: &Output, code: i32, expected: &[&str]) {
+    let stderr = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(code), "{stderr}");
+    for expected in expected {
+        assert!(stderr.contains(expected), "{expected:?} is not in: {stderr}");
     }
 }
 
-/// What each line of a run's log says of the time for which its ranks waited for one another.
+/// From each line of a run's log: the time that its ranks waited for one another.
 fn comm_waits_ms(lab: &Lab, run: &str) -> Vec<f64> {
     let text = fs::read_to_string(lab.path(run).join("log.jsonl")).unwrap();
     let lines = text.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap());
@@ -70,20 +70,20 @@ fn any_division_ends_in_the_bits_of_one_process() {
         let output = launch(ranks, &config(&lab, &run, division));
         assert_success(&output);
         lab.assert_same(&run, "alone");
-        let words = text(&output.stderr);
-        assert!(words.contains("[0] launch: "), "{words}");
-        let start = words.lines().find(|line| line.contains("[0] start: ready after "));
-        let start = start.unwrap_or_else(|| panic!("no start in: {words}"));
+        let stderr = text(&output.stderr);
+        assert!(stderr.contains("[0] launch: "), "{stderr}");
+        let start = stderr.lines().find(|line| line.contains("[0] start: ready after "));
+        let start = start.unwrap_or_else(|| panic!("no start in: {stderr}"));
         for stage in ["store", "groups", "index", "data", "checkpoint", "first collective"] {
             assert!(start.contains(&format!(" {stage} ")), "{stage}: {start}");
         }
         assert!(comm_waits_ms(&lab, &run).iter().all(|ms| *ms > 0.0));
-        assert!(!words.lines().any(|line| line.starts_with("[1] plan")), "{words}");
+        assert!(!stderr.lines().any(|line| line.starts_with("[1] plan")), "{stderr}");
     }
 }
 
 #[test]
-fn a_run_goes_on_with_another_division() {
+fn a_run_resumes_with_another_division() {
     let lab = Lab::new();
     let long = ("run.budget", "{ steps = 400 }");
     assert_success(&train(&config(&lab, "alone", &[long])));
@@ -107,7 +107,7 @@ fn a_run_goes_on_with_another_division() {
     lab.assert_same("run", "alone");
 }
 
-/// Waits for a launcher's run to have saved another step, and gives the processes of its ranks.
+/// Waits until a launcher's run has saved another step, and returns the processes of its ranks.
 fn wait_until_saved(lab: &Lab, run: &str, launcher: &mut Child) -> Vec<u32> {
     let folder = lab.path(run).join("ckpt");
     let newest = || {
@@ -117,7 +117,7 @@ fn wait_until_saved(lab: &Lab, run: &str, launcher: &mut Child) -> Vec<u32> {
     };
     let before = newest();
     while newest() == before {
-        assert!(launcher.try_wait().unwrap().is_none(), "it ended before it saved");
+        assert!(launcher.try_wait().unwrap().is_none(), "the run ended before it saved");
         thread::sleep(Duration::from_millis(10));
     }
     let pid = launcher.id();
@@ -130,15 +130,15 @@ fn started(command: &mut Command) -> Child {
     command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().expect("the binary starts")
 }
 
-/// What becomes of a run when `harm` is done to one of its ranks after its first save.
+/// The output of a run in which `harm` hits one of its ranks after its first save.
 fn harmed(
     lab: &Lab,
     ranks: usize,
     division: &[(&str, &str)],
     harm: impl FnOnce(&Child, &[u32]),
 ) -> Output {
-    // Ranks begin apart by as much as a busy machine takes to load libtorch, and who waits is told
-    // of within a part of this.
+    // On a busy machine, ranks start as far apart as it takes to load libtorch; a wait is reported
+    // within a part of this timeout.
     let division = [&[("run.budget", ENDLESS), ("parallel.timeout", "'10s'")], division].concat();
     let mut child = started(&mut launcher(ranks, &config(lab, "run", &division)));
     let processes = wait_until_saved(lab, "run", &mut child);
@@ -147,8 +147,8 @@ fn harmed(
     child.wait_with_output().unwrap()
 }
 
-/// What was saved is whole, and one process goes on from it.
-fn assert_goes_on(lab: &Lab) {
+/// The saved step is complete, and one process resumes from it.
+fn assert_resumes(lab: &Lab) {
     let before = lab.final_tensors("run");
     let step = before[0].0.split(':').next().unwrap();
     let keys = [("run.budget", ENDLESS), ("run.max_wall", "'1s'")];
@@ -157,27 +157,27 @@ fn assert_goes_on(lab: &Lab) {
 }
 
 #[test]
-fn a_rank_that_is_killed_ends_all_and_spares_what_was_saved() {
+fn a_killed_rank_ends_all_and_checkpoints_survive() {
     let lab = Lab::new();
     let output = harmed(&lab, 4, &[("parallel.pp", "2")], |_, ranks| {
         assert!(signal(ranks[3], 9));
     });
     check_ends(&output, 3, &["launch: rank 3 was killed by signal 9", "rank 3 missing after"]);
-    assert_goes_on(&lab);
+    assert_resumes(&lab);
 }
 
 #[test]
 fn a_rank_that_is_stopped_ends_all_within_the_time_out() {
     let lab = Lab::new();
     let output = harmed(&lab, 2, &[], |_, ranks| assert!(signal(ranks[1], SIGSTOP)));
-    let due = [
+    let expected = [
         "watch: rank 0 has waited too long",
         "rank 1: no heartbeat",
         "rank 1 missing after",
         "launch: rank 1 runs after another failed: killing it",
     ];
-    check_ends(&output, 3, &due);
-    assert_goes_on(&lab);
+    check_ends(&output, 3, &expected);
+    assert_resumes(&lab);
 }
 
 #[test]
@@ -187,7 +187,7 @@ fn a_request_to_stop_saves_on_all_ranks_at_one_step() {
         assert!(signal(launcher.id(), SIGTERM));
     });
     check_ends(&output, 75, &["stopped, saved at step"]);
-    assert_goes_on(&lab);
+    assert_resumes(&lab);
 }
 
 #[test]
@@ -205,7 +205,7 @@ fn a_number_of_ranks_that_does_not_divide_is_refused() {
 }
 
 #[test]
-fn a_failure_of_one_rank_is_told_by_all() {
+fn a_failure_of_all_ranks_is_reported() {
     let lab = Lab::new();
     let output = launch(2, &config(&lab, "run", &[("data.train", "'no/such_text_document'")]));
     check_ends(&output, 2, &["no/such_text_document.idx"]);
@@ -220,7 +220,7 @@ fn rank(rank: usize, size: usize, address: &str, port: u16, config: &Path) -> Co
 }
 
 #[test]
-fn ranks_that_do_not_come_are_named() {
+fn missing_ranks_are_named() {
     let lab = Lab::new();
     let config = config(&lab, "run", &[("parallel.timeout", "'4s'")]);
     let output = rank(0, 4, "127.0.0.1", free_port(), &config).output().unwrap();
@@ -235,7 +235,7 @@ fn ranks_that_do_not_come_are_named() {
     check_ends(&output, 2, &["found rank 2 of 2, from RANK and WORLD_SIZE"]);
 }
 
-/// Two network namespaces that a cable joins: two nodes, as far as sockets can tell.
+/// Two connected network namespaces: for sockets, two nodes.
 struct Nodes {
     names: [String; 2],
     addresses: [String; 2],
@@ -291,13 +291,13 @@ impl Drop for Nodes {
     }
 }
 
-/// Says that a test was left out, also to whoever sums up all tests.
-fn skip(why: &str) {
+/// Reports that a test was skipped, also to the script that counts skipped tests.
+fn skip(reason: &str) {
     use std::io::Write as _;
-    println!("SKIPPED: {why}");
+    println!("SKIPPED: {reason}");
     if let Some(list) = std::env::var_os("FEEDLINE_SKIPPED") {
         let mut list = fs::OpenOptions::new().append(true).create(true).open(list).unwrap();
-        writeln!(list, "trainer: {why}").unwrap();
+        writeln!(list, "trainer: {reason}").unwrap();
     }
 }
 
@@ -306,7 +306,7 @@ fn two_nodes_are_one_run_and_a_cut_cable_ends_it() {
     let Some(nodes) = Nodes::new() else { return };
     let lab = Lab::new();
     assert_success(&train(&config(&lab, "alone", &[])));
-    // The first two ranks are of one node, and reach their own store without leaving it.
+    // The first two ranks are on one node, and reach their store without the network.
     let start = |config: &Path| -> Vec<Child> {
         let start = |at: usize| {
             let command = rank(at, 4, &nodes.addresses[0], 29500, config);

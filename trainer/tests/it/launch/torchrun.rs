@@ -1,4 +1,4 @@
-//! Ranks that torchrun starts: its agent keeps the store, and starts all anew when one dies.
+//! Ranks that torchrun starts: its agent hosts the store, and restarts all when one dies.
 //!
 //! The agent here is this test, with the variables that torch 2.11's sets. With
 //! `FEEDLINE_TORCHRUN=/path/to/torchrun` the real one starts the same ranks as well.
@@ -47,10 +47,10 @@ fn rank(config: &Path, rank: usize, port: u16, restart: usize) -> Child {
     command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().expect("the binary starts")
 }
 
-/// The agent's store outlives the ranks: those of the second start find none of what the first ones
-/// left there, and go on from what they had saved.
+/// The agent's store outlives the ranks: those of the second start do not see the keys of the first
+/// ones, and resume from what these had saved.
 #[test]
-fn ranks_that_are_started_anew_go_on() {
+fn restarted_ranks_resume() {
     let lab = Lab::new();
     assert_success(&train(&config(&lab, "alone")));
     let config = config(&lab, "run");
@@ -59,12 +59,12 @@ fn ranks_that_are_started_anew_go_on() {
     store.set("torch.rendezvous.feedline.0", b"1").unwrap();
 
     let mut ranks = [0, 1].map(|at| rank(&config, at, store.port(), 0));
-    let begun = Instant::now();
+    let started = Instant::now();
     while lab.log_lines("run").len() < 8 {
-        if begun.elapsed() > PATIENCE {
+        if started.elapsed() > PATIENCE {
             panic!("no eighth line within {PATIENCE:?}");
         }
-        assert!(ranks[0].try_wait().unwrap().is_none(), "it ended by itself");
+        assert!(ranks[0].try_wait().unwrap().is_none(), "the run ended before the kill");
         thread::sleep(Duration::from_millis(2));
     }
     ranks[1].kill().unwrap();
@@ -74,12 +74,12 @@ fn ranks_that_are_started_anew_go_on() {
     let ranks = [0, 1].map(|at| rank(&config, at, store.port(), 1));
     let ends = ranks.map(|rank| rank.wait_with_output().unwrap());
     ends.iter().for_each(assert_success);
-    let words = text(&ends[0].stderr);
-    assert!(words.contains("2 ranks") && words.contains("resuming from"), "{words}");
+    let stderr = text(&ends[0].stderr);
+    assert!(stderr.contains("2 ranks") && stderr.contains("resuming from"), "{stderr}");
     lab.assert_same("run", "alone");
 }
 
-/// torchrun itself, where a machine has it.
+/// torchrun itself, if the machine has it.
 #[test]
 fn torchrun_starts_ranks() {
     let Some(torchrun) = std::env::var_os("FEEDLINE_TORCHRUN") else {

@@ -1,4 +1,4 @@
-//! Documents that share a row: what a model makes of each is what it makes of it alone.
+//! Documents that share a row: the results for each are those for it alone.
 
 use crate::families::{LLAMA, VOCAB, check_close, config, values, weight};
 use indexed::Dtype;
@@ -32,7 +32,7 @@ fn logits(stage: &Stage, leaves: &[Tensor], micro: &Micro) -> Tensor {
     stage.logits(leaves, &outs[0]).unwrap()
 }
 
-/// What the loader makes of a sample in pieces.
+/// The batch that the loader makes of a sample in pieces.
 fn batch_of<A: Assemble>(mut assemble: A, pieces: &[&[i32]]) -> A::Batch
 where
     A::Batch: Default,
@@ -51,7 +51,7 @@ where
 }
 
 #[test]
-fn a_decoder_sees_the_document_it_is_in() {
+fn a_decoder_attends_to_its_own_document() {
     let weights = LossWeights { token: 1.0, sample: 1.0 };
     // The last token is a label only.
     let text: Vec<i32> = vec![5, 9, 30, 1, 17, 1, 8, 44, 21, 3, 12, 40, 2];
@@ -71,11 +71,16 @@ fn a_decoder_sees_the_document_it_is_in() {
             let plain = GptConfig::new(document.len());
             let alone: Batch =
                 batch_of(GptAssemble::new(plain, vec![Dtype::I32]).unwrap(), &[&alone]);
-            let due = logits(&stage, &leaves, &Micro::gpt(&alone, weights).unwrap());
-            let got = together.narrow(0, document.start as i64, document.len() as i64);
-            check_close(&format!("{family} {document:?}"), &values(&got), &values(&due), 1e-5);
+            let expected = logits(&stage, &leaves, &Micro::gpt(&alone, weights).unwrap());
+            let found = together.narrow(0, document.start as i64, document.len() as i64);
+            check_close(
+                &format!("{family} {document:?}"),
+                &values(&found),
+                &values(&expected),
+                1e-5,
+            );
         }
-        // And without a reset it sees more, or the above would prove nothing.
+        // Without a reset it attends to more; otherwise the above would prove nothing.
         let plain = GptConfig::new(text.len() - 1);
         let plain: Batch = batch_of(GptAssemble::new(plain, vec![Dtype::I32]).unwrap(), &[&text]);
         let mixed = logits(&stage, &leaves, &Micro::gpt(&plain, weights).unwrap());
@@ -84,10 +89,9 @@ fn a_decoder_sees_the_document_it_is_in() {
     }
 }
 
-/// The second document of the encoder is what the second of the decoder sees, and the first is not
-/// told.
+/// The second document of the decoder attends to the second of the encoder, and not to the first.
 #[test]
-fn an_answer_sees_the_document_it_is_of() {
+fn an_answer_attends_to_its_own_document() {
     let config = config("family = 't5'\ndec_len = 8");
     let (stage, leaves) = whole(&config);
     let outs = |context: &[i32]| {

@@ -1,6 +1,6 @@
-//! What is dropped follows from the seed, the sample and the place, and from nothing else: not from
-//! how samples are divided into micro-batches. (Nor from the layout: `parallel/layouts.rs`. What it
-//! is, and where: `families.rs`.)
+//! Dropout is a function only of the seed, the sample and the place: not of the division of samples
+//! into micro-batches. (Nor of the layout: `parallel/layouts.rs`. Its values and places:
+//! `families.rs`.)
 
 use loader::Batch;
 use tch::{Kind, Tensor};
@@ -53,14 +53,14 @@ fn micro_batches_of_another_size_drop_the_same() {
     let parts = [batch(100, 1), batch(101, 2), batch(103, 1)];
     let same = apart(&whole, &gradient(&trainer, &parts));
     assert!(same < 1e-5, "they are {same} apart");
-    // Twice is once; other samples are others.
+    // A repetition drops the same; other samples drop other elements.
     assert_eq!(apart(&whole, &gradient(&trainer, &[batch(100, 4)])), 0.0);
     let other = apart(&whole, &gradient(&trainer, &[batch(104, 4)]));
     assert!(other > 0.1, "they are {other} apart");
 }
 
 #[test]
-fn another_seed_drops_others() {
+fn another_seed_drops_other_elements() {
     let of = |seed, dropout| {
         let mut trainer = trainer(seed, dropout);
         for (param, value) in trainer.state_mut()[0].iter_mut().zip(1..) {
@@ -74,9 +74,9 @@ fn another_seed_drops_others() {
     assert!(apart(&of(1, 0.3), &of(2, 0.3)) > 0.1);
 }
 
-/// What is left is made larger by as much: the mean over many masks is what there is without.
+/// The remaining elements are scaled up: the mean over many masks is that without dropout.
 #[test]
-fn the_mean_stays() {
+fn dropout_keeps_the_mean_gradient() {
     let (none, some) = (trainer(1, 0.0), trainer(1, 0.1));
     let whole = gradient(&none, &[batch(0, 512)]);
     let mean = apart(&whole, &gradient(&some, &[batch(0, 512)]));

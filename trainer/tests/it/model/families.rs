@@ -1,5 +1,5 @@
 //! Every family against Hugging Face's or Megatron's model of it (`reference/`): logits, loss and
-//! each gradient; and what must hold however a model is cut.
+//! each gradient; and the equality of all divisions of a model.
 //!
 //! Two computations of one value are compared in f64, where a wrong formula and rounding are ten
 //! orders of magnitude apart on every processor. In f32 they are compared again, with a limit that
@@ -20,10 +20,10 @@ use tch::{Kind, Tensor};
 use trainer::config::ModelConfig;
 use trainer::model::{Micro, Model, ParamSpec, Stage, Tp};
 
-/// Longer than any operation takes, also on a machine that is busy.
+/// Longer than any operation takes, also on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// What one of `tp` ranks has of a parameter, padding included, in memory of its own.
+/// The part of a parameter that one of `tp` ranks has, with padding, in memory of its own.
 fn part(spec: &ParamSpec, whole: &Tensor, rank: i64, tp: i64) -> Tensor {
     let along = |x: &Tensor, axis: usize| {
         let len = x.size()[axis] / tp;
@@ -35,7 +35,7 @@ fn part(spec: &ParamSpec, whole: &Tensor, rank: i64, tp: i64) -> Tensor {
         TensorSplit::Padded { rows } => {
             let mut shape = spec.shape.clone();
             shape[0] = *rows as i64 - shape[0];
-            // Whatever stands in the padding of the vocabulary must not matter.
+            // The values in the padding of the vocabulary must not matter.
             let padding = Tensor::full(&shape, 0.75, (Kind::Float, tch::Device::Cpu));
             along(&Tensor::cat(&[whole, &padding], 0), 0)
         }
@@ -71,7 +71,7 @@ fn at_least_f32(kind: Kind) -> Kind {
     if kind == Kind::Double { kind } else { Kind::Float }
 }
 
-/// What a stage, or a chain of them, makes of a micro-batch.
+/// The results of a stage, or of a chain of them, for a micro-batch.
 struct Made {
     loss: f64,
     outs: Vec<Tensor>,
@@ -81,7 +81,7 @@ struct Made {
 }
 
 impl Made {
-    /// Another hand on it, for another thread.
+    /// Another reference to it, for another thread.
     fn parts(&self) -> Self {
         let all = |list: &[Tensor]| list.iter().map(Tensor::shallow_clone).collect();
         let logits = self.logits.shallow_clone();
@@ -89,13 +89,13 @@ impl Made {
     }
 }
 
-/// Computes a micro-batch on a model cut into stages of so many units each.
+/// Computes a micro-batch on a model that is cut into stages of `cuts` units.
 fn compute(config: &ModelConfig, micro: &Micro, cuts: &[usize], kind: Kind) -> Made {
     let model = Model::new(config, 1);
     let mut first = 0;
     let stages = cuts.iter().map(|units| {
         first += units;
-        // Every other unit is computed again.
+        // Every other unit is recomputed.
         model.stage(first - units..first, &Tp::alone(), |unit| cuts.len() > 1 && unit % 2 == 0)
     });
     let stages: Vec<Stage> = stages.collect();
@@ -146,7 +146,7 @@ const F32_ERROR_MAX: f32 = 2e-4;
 /// Of an f64 result against a file, whose values are f32, as is the softmax of T5 in transformers.
 const FILE_ERROR_MAX: f32 = 1e-5;
 
-/// All of it against a file.
+/// Compares all results with a file.
 fn check(file: &[u8], text: &str, micro: &Micro) {
     check_within(FILE_ERROR_MAX, file, text, micro);
 }
@@ -157,45 +157,45 @@ fn check_within(file_error_max: f32, file: &[u8], text: &str, micro: &Micro) {
 }
 
 fn check_kind(kind: Kind, tolerance: f32, file: &[u8], text: &str, micro: &Micro) {
-    let due = families::read(file);
+    let expected = families::read(file);
     let config = config(text);
     let made = compute(&config, micro, &[Model::new(&config, 1).units()], kind);
-    check_close("loss", &[made.loss as f32], &due["loss"], tolerance);
-    check_close("logits", &values(&made.logits), &due["logits"], tolerance);
-    if let Some(order) = due.get("order") {
+    check_close("loss", &[made.loss as f32], &expected["loss"], tolerance);
+    check_close("logits", &values(&made.logits), &expected["logits"], tolerance);
+    if let Some(order) = expected.get("order") {
         check_close("order", &values(&made.outs[1]), order, tolerance);
     }
     let model = Model::new(&config, 1);
     for (spec, grad) in model.params().iter().zip(&made.grads) {
-        check_close(&spec.name, &values(grad), &due[&spec.name], tolerance);
+        check_close(&spec.name, &values(grad), &expected[&spec.name], tolerance);
     }
-    let others = 2 + usize::from(due.contains_key("order"));
-    assert_eq!(due.len(), model.params().len() + others, "every gradient was compared");
+    let others = 2 + usize::from(expected.contains_key("order"));
+    assert_eq!(expected.len(), model.params().len() + others, "every gradient was compared");
 }
 
 #[test]
-fn a_llama_is_that_of_transformers() {
+fn llama_matches_transformers() {
     check(include_bytes!("../../golden/llama.safetensors"), LLAMA, &gpt_batch());
 }
 
 #[test]
-fn t5_v1_1_is_that_of_transformers() {
+fn t5_v1_1_matches_transformers() {
     check(include_bytes!("../../golden/t5_v1_1.safetensors"), T5, &t5_batch());
 }
 
 #[test]
-fn t5_v1_0_is_that_of_transformers() {
+fn t5_v1_0_matches_transformers() {
     check(include_bytes!("../../golden/t5_v1_0.safetensors"), T5_OLD, &t5_batch());
 }
 
 /// Learned positions and a head with a bias (`reference/t5_megatron.py`).
 #[test]
-fn megatrons_t5_is_that_of_megatron() {
+fn t5_matches_megatron() {
     check(include_bytes!("../../golden/t5_megatron.safetensors"), T5_MEGATRON, &t5_batch());
 }
 
 #[test]
-fn bert_is_that_of_transformers() {
+fn bert_matches_transformers() {
     check(include_bytes!("../../golden/bert.safetensors"), BERT, &bert_batch());
 }
 
@@ -204,16 +204,16 @@ const DROPS: &str = "dropout = 0.3\nattention_dropout = 0.2";
 
 /// In training, with the same numbers dropped at the same positions (`reference/dropout.py`).
 #[test]
-fn what_is_dropped_is_what_transformers_drops() {
+fn dropout_matches_transformers() {
     check(include_bytes!("../../golden/dropout_gpt2.safetensors"), DROPS, &gpt_batch());
     let t5 = format!("{T5}\ndropout = 0.25");
-    // The scores of T5 are large, for nothing divides them, and so are errors of an f32 softmax.
+    // The scores of T5 are large, because they are not scaled, and so are errors of an f32 softmax.
     check_within(5e-5, include_bytes!("../../golden/dropout_t5.safetensors"), &t5, &t5_batch());
     let bert = format!("{BERT}\n{DROPS}");
     check(include_bytes!("../../golden/dropout_bert.safetensors"), &bert, &bert_batch());
 }
 
-/// A pass without a way back is no training.
+/// A pass without a backward pass is not training.
 #[test]
 fn inference_drops_nothing() {
     let cases: [(&str, MakeMicro); 3] = [("", gpt_batch), (T5, t5_batch), (BERT, bert_batch)];
@@ -225,13 +225,13 @@ fn inference_drops_nothing() {
             (values(&stage.infer(&leaves, &batch(), Vec::new()).unwrap()[0]), values(&trained))
         });
         assert_eq!(outs[0].0, outs[1].0, "{text}");
-        assert_ne!(outs[0].1, outs[1].1, "{text}: or there would be nothing to see");
+        assert_ne!(outs[0].1, outs[1].1, "{text}: dropout has an effect in training");
     }
 }
 
 type MakeMicro = fn() -> Micro;
 
-/// Wherever a model is cut, and whatever is computed again: the same bits.
+/// Wherever a model is cut, and whatever is recomputed: the same bits.
 #[test]
 fn cuts_change_no_bit() {
     let (t5, bert) = (&*format!("{T5}\n{DROPS}"), &*format!("{BERT}\n{DROPS}"));
@@ -261,9 +261,9 @@ fn cuts_change_no_bit() {
     }
 }
 
-/// A micro-batch may be padding alone where others of its step are not.
+/// A micro-batch may be only padding while others of its step are not.
 #[test]
-fn nothing_that_counts_is_no_loss() {
+fn no_counted_tokens_give_zero_loss() {
     let config = config(T5);
     let made = compute(&config, &t5_batch_where(&[false; ROWS * ANSWER]), &[5], Kind::Float);
     assert_eq!((made.loss, made.logits.size()[0]), (0.0, 0));
@@ -322,7 +322,7 @@ fn join(stage: &Stage, grads: Vec<Tensor>) -> Vec<Tensor> {
 const F64_ERROR_MAX: f64 = 1e-11;
 
 /// Loss and gradients on one of some tensor parallel ranks, each against its part of the whole.
-fn check_rank(tp: &Tp, config: &ModelConfig, micro: &Micro, due: &Made, kind: Kind) {
+fn check_rank(tp: &Tp, config: &ModelConfig, micro: &Micro, expected: &Made, kind: Kind) {
     let error_max = if kind == Kind::Double { F64_ERROR_MAX } else { f64::from(F32_ERROR_MAX) };
     let stage = whole(config, tp);
     let model = stage.model();
@@ -330,7 +330,11 @@ fn check_rank(tp: &Tp, config: &ModelConfig, micro: &Micro, due: &Made, kind: Ki
     let pass = stage.forward(&leaves, micro, Vec::new()).unwrap();
     let head = stage.loss_and_grad(&leaves, micro, pass.outs()).unwrap();
     let loss = head.loss.double_value(&[]);
-    assert!((loss / due.loss - 1.0).abs() <= error_max, "loss {loss}, expected {}", due.loss);
+    assert!(
+        (loss / expected.loss - 1.0).abs() <= error_max,
+        "loss {loss}, expected {}",
+        expected.loss
+    );
     stage.backward(&leaves, micro, pass, head.outs, &mut |_| Ok(())).unwrap();
     let mut grads = take_grads(&leaves, head.uses);
     let group = tp.group.as_ref().expect("several ranks");
@@ -341,32 +345,32 @@ fn check_rank(tp: &Tp, config: &ModelConfig, micro: &Micro, due: &Made, kind: Ki
         }
     }
     let grads = join(&stage, grads);
-    for ((spec, grad), whole) in model.params().iter().zip(&grads).zip(&due.grads) {
-        let due = part(spec, whole, tp.rank as i64, tp.size as i64);
-        // Some gradients are 0 but for rounding: a bias of keys moves every score of a row alike.
+    for ((spec, grad), whole) in model.params().iter().zip(&grads).zip(&expected.grads) {
+        let expected = part(spec, whole, tp.rank as i64, tp.size as i64);
+        // Some gradients are 0 except for rounding: a key bias moves all scores of a row equally.
         let scale = whole.abs().max().double_value(&[]).max(1e-2);
         // Padding has no gradient, whatever the copy of the whole has there.
-        let due = if matches!(spec.split, TensorSplit::Padded { .. }) {
+        let expected = if matches!(spec.split, TensorSplit::Padded { .. }) {
             let rows = (spec.shape[0] - tp.rank as i64 * grad.size()[0]).clamp(0, grad.size()[0]);
             let padding = values(&grad.narrow(0, rows, grad.size()[0] - rows));
             assert!(padding.iter().all(|value| *value == 0.0), "{}: padding", spec.name);
-            let zeros = due.zeros_like();
-            zeros.narrow(0, 0, rows).copy_(&due.narrow(0, 0, rows));
+            let zeros = expected.zeros_like();
+            zeros.narrow(0, 0, rows).copy_(&expected.narrow(0, 0, rows));
             zeros
         } else {
-            due
+            expected
         };
-        let error = (grad - due).abs().max().double_value(&[]);
+        let error = (grad - expected).abs().max().double_value(&[]);
         let what = format!("{} on rank {} of {}", spec.name, tp.rank, tp.size);
         assert!(error <= error_max * scale, "{what}: off by {error:e} of {scale:e}, {kind:?}");
     }
 }
 
-/// Ranks that share each matrix, and the tokens between, make the same of a micro-batch but for the
-/// rounding of sums that are cut.
+/// Tensor and sequence parallel ranks have the same results as one rank, except for the rounding of
+/// divided sums.
 #[test]
 fn tensor_parallel_ranks_agree_with_one() {
-    // As the trainer does, and with as many threads as each rank has: sums are cut alike.
+    // As the trainer does, and with as many threads as each rank has: sums are divided equally.
     bridge::runtime::set_deterministic().unwrap();
     tch::set_num_threads(1);
     let (t5, bert) = (&*format!("{T5}\n{DROPS}"), &*format!("{BERT}\n{DROPS}"));
@@ -386,10 +390,10 @@ fn tensor_parallel_ranks_agree_with_one() {
         (config.heads, config.head_dim) = (4, Some(6));
         let units = Model::new(&config, 1).units();
         for kind in [Kind::Double, Kind::Float] {
-            let due = Mutex::new(compute(&config, &batch(), &[units], kind));
+            let expected = Mutex::new(compute(&config, &batch(), &[units], kind));
             for (size, sequence) in [(2, false), (2, true), (4, false), (4, true)] {
                 ranks(size, |group| {
-                    let whole = due.lock().unwrap().parts();
+                    let whole = expected.lock().unwrap().parts();
                     check_rank(&Tp::of(group, sequence), &config, &batch(), &whole, kind);
                 });
             }

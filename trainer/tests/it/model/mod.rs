@@ -1,5 +1,5 @@
 //! The network, its loss and its gradients against `reference/gpt2.py`, which has them in float64
-//! with numpy alone; and what must hold of gradients however a batch is divided.
+//! with numpy alone; and the equality of gradients for all divisions of a batch.
 
 mod documents;
 mod dropout;
@@ -54,11 +54,11 @@ fn golden_trainer(dtype: &str) -> Trainer {
     let mut trainer = Trainer::new(&config(dtype)).expect("a small model");
     let specs = trainer.specs().to_vec();
     for (spec, param) in specs.iter().zip(trainer.state_mut()[0].iter_mut()) {
-        let bytes = bridge::bytes_mut(param).expect("nobody else has it");
+        let bytes = bridge::bytes_mut(param).expect("the only handle");
         let values = golden_value(&spec.name, spec.numel());
         let (values_place, padding) = bytes.split_at_mut(values.len());
         values_place.copy_from_slice(&values);
-        // Whatever stands in the padding of the vocabulary must not matter.
+        // The values in the padding of the vocabulary must not matter.
         padding.fill(0x3f);
     }
     trainer
@@ -109,11 +109,11 @@ fn values(tensor: &Tensor) -> Vec<f32> {
     Vec::try_from(tensor.to_kind(Kind::Float).flatten(0, -1)).expect("f32 on the CPU")
 }
 
-/// The largest difference, in units of the largest value that was due.
-fn check_close(what: &str, got: &[f32], due: &[f32], tolerance: f32) {
-    assert_eq!(got.len(), due.len(), "{what}");
-    let scale = due.iter().fold(0.0_f32, |max, v| max.max(v.abs()));
-    let error = got.iter().zip(due).fold(0.0_f32, |max, (a, b)| max.max((a - b).abs()));
+/// The largest difference, in units of the largest expected value.
+fn check_close(what: &str, found: &[f32], expected: &[f32], tolerance: f32) {
+    assert_eq!(found.len(), expected.len(), "{what}");
+    let scale = expected.iter().fold(0.0_f32, |max, v| max.max(v.abs()));
+    let error = found.iter().zip(expected).fold(0.0_f32, |max, (a, b)| max.max((a - b).abs()));
     assert!(error <= tolerance * scale, "{what}: off by {error:e}, where values reach {scale:e}");
 }
 
@@ -142,7 +142,7 @@ fn loss_and_gradients_are_those_of_the_reference() {
         assert_eq!(grads.len(), trainer.specs().len());
         for (spec, grad) in trainer.specs().iter().zip(&grads) {
             assert_eq!((grad.size(), grad.kind()), (spec.local_shape(1), Kind::Float));
-            // The key bias moves every score of a row alike, so its gradient is 0 but for rounding.
+            // The key bias moves all scores of a row equally: its gradient is 0 but for rounding.
             let what = format!("{dtype} {}", spec.name);
             let values = values(grad);
             let (values, padding) = values.split_at(spec.numel());
@@ -152,9 +152,9 @@ fn loss_and_gradients_are_those_of_the_reference() {
     }
 }
 
-/// The head goes over its rows in chunks; autograd does not.
+/// The head computes its rows in chunks; autograd does not.
 #[test]
-fn the_head_is_what_autograd_makes_of_it() {
+fn head_gradients_match_autograd() {
     let mut config = config("fp32");
     config.model.hidden = 8;
     let trainer = Trainer::new(&config).unwrap();
@@ -175,19 +175,19 @@ fn the_head_is_what_autograd_makes_of_it() {
     };
     let micro = micro(&batch);
 
-    let got = stage.loss_and_grad(&leaves, &micro, &[hidden.shallow_clone()]).unwrap();
+    let found = stage.loss_and_grad(&leaves, &micro, &[hidden.shallow_clone()]).unwrap();
     let alone = stage.loss(&leaves, &micro, &[hidden.shallow_clone()]).unwrap();
     let hidden = hidden.set_requires_grad(true);
     let log_probs = stage.logits(&leaves, &hidden).unwrap().log_softmax(1, Kind::Float);
     let labels = Tensor::from_slice(&labels).unsqueeze(1);
     let picked = log_probs.gather(1, &labels, false).squeeze();
-    let due = -(picked * &weights).sum(Kind::Float);
-    due.backward();
+    let expected = -(picked * &weights).sum(Kind::Float);
+    expected.backward();
 
-    assert_eq!(got.loss, alone);
-    check_close("loss", &values(&got.loss), &values(&due), 1e-5);
-    check_close("hidden", &values(&got.outs[0]), &values(&hidden.grad()), 1e-5);
-    let [(place, wte)] = &got.uses[..] else { panic!("the head has one parameter") };
+    assert_eq!(found.loss, alone);
+    check_close("loss", &values(&found.loss), &values(&expected), 1e-5);
+    check_close("hidden", &values(&found.outs[0]), &values(&hidden.grad()), 1e-5);
+    let [(place, wte)] = &found.uses[..] else { panic!("the head has one parameter") };
     check_close("wte", &values(wte), &values(&leaves[*place].grad()), 1e-5);
 }
 
@@ -216,14 +216,14 @@ fn any_division_among_ranks_gives_the_same_bits() {
         for share in batches.chunks(8 / ranks) {
             among.push(trainer.sum(share, 1.0 / 77.0).unwrap(), Contribution::absorb).unwrap();
         }
-        let got = among.finish(Contribution::absorb).unwrap().unwrap();
-        assert_eq!(got.loss.to_bits(), whole.loss.to_bits(), "{ranks} ranks");
-        assert_eq!(got.grads.len(), whole.grads.len());
-        for (a, b) in got.grads.iter().zip(&whole.grads) {
+        let found = among.finish(Contribution::absorb).unwrap().unwrap();
+        assert_eq!(found.loss.to_bits(), whole.loss.to_bits(), "{ranks} ranks");
+        assert_eq!(found.grads.len(), whole.grads.len());
+        for (a, b) in found.grads.iter().zip(&whole.grads) {
             assert_eq!(bits(a), bits(b), "{ranks} ranks");
         }
     }
-    // The order matters, or the test would prove nothing: one after the other has other bits.
+    // The order matters, otherwise the test would prove nothing: a chain has other bits.
     let mut chain = trainer.sum(&batches[..1], 1.0 / 77.0).unwrap();
     for one in &batches[1..] {
         let one = trainer.sum(std::slice::from_ref(one), 1.0 / 77.0).unwrap();
@@ -233,26 +233,30 @@ fn any_division_among_ranks_gives_the_same_bits() {
 }
 
 #[test]
-fn the_plan_counts_the_parameters_that_there_are() {
+fn the_plan_counts_all_parameters() {
     for (hidden, layers, ffn) in [(16, 2, Some(48)), (24, 5, None)] {
         let mut config = config("fp32");
         (config.model.hidden, config.model.layers, config.model.ffn) = (hidden, layers, ffn);
         let model = Model::new(&config.model, 1);
-        let due: usize = model.params().iter().map(ParamSpec::numel).sum();
+        let expected: usize = model.params().iter().map(ParamSpec::numel).sum();
         let counted = Parameters::of(&Model::new(&config.model, 1));
-        assert_eq!(counted.total, due as u64);
+        assert_eq!(counted.total, expected as u64);
     }
 }
 
 #[test]
-fn new_weights_know_nothing() {
+fn the_initial_loss_is_that_of_uniform_predictions() {
     let mut config = config("fp32");
     config.model.vocab = 50_257;
     let mut trainer = Trainer::new(&config).unwrap();
     let batch = golden_batch();
     let report = trainer.step(&config.optim, &[batch], 1, 0.0).unwrap();
-    let due = 50_257_f64.ln();
-    assert!((report.loss - due).abs() < 0.05, "got {}, due about {due}", report.loss);
+    let expected = 50_257_f64.ln();
+    assert!(
+        (report.loss - expected).abs() < 0.05,
+        "found {}, expected about {expected}",
+        report.loss
+    );
 }
 
 #[test]
@@ -263,20 +267,24 @@ fn initial_weights_have_the_documented_deviations() {
     for (spec, param) in trainer.specs().iter().zip(trainer.state()[0]) {
         let std = values(param).iter().map(|v| f64::from(*v).powi(2)).sum::<f64>();
         let std = (std / spec.numel() as f64).sqrt();
-        let due = match spec.name.as_str() {
+        let expected = match spec.name.as_str() {
             name if name.ends_with("bias") => 0.0,
             name if name.contains(".ln_") => 1.0,
             name if name.ends_with("c_proj.weight") => 0.02 / 4.0_f64.sqrt(),
             _ => 0.02,
         };
-        // Five standard errors of a deviation that is estimated from so many numbers.
+        // Five standard errors of a deviation that is estimated from this many numbers.
         let tolerance = 5.0 / (2.0 * spec.numel() as f64).sqrt();
-        assert!((std - due).abs() <= tolerance * due, "{}: got {std}, due {due}", spec.name);
+        assert!(
+            (std - expected).abs() <= tolerance * expected,
+            "{}: found {std}, expected {expected}",
+            spec.name
+        );
     }
 }
 
 #[test]
-fn a_step_that_is_no_number_changes_nothing() {
+fn a_non_finite_step_changes_nothing() {
     let config = config("fp32");
     let mut trainer = golden_trainer("fp32");
     trainer.step(&config.optim, &[golden_batch()], 1, 1e-3).unwrap();
@@ -308,7 +316,9 @@ fn norm_and_clip() {
     assert_eq!(norm(&[Tensor::zeros([7], (Kind::Float, tch::Device::Cpu))]), 0.0);
     // A number whose square is beyond f32.
     assert!((norm(&[&ones * 1e30]) / (1e30 * 1e5_f64.sqrt()) - 1.0).abs() < 1e-6);
-    for (norm, clip, due) in [(0.5, 1.0, 1.0), (3.0, 1.0, 3.0), (3.0, 0.0, 1.0), (3.0, 6.0, 1.0)] {
-        assert!((clip_divisor(norm, clip) - due).abs() < 1e-5, "norm {norm}, clip {clip}");
+    for (norm, clip, expected) in
+        [(0.5, 1.0, 1.0), (3.0, 1.0, 3.0), (3.0, 0.0, 1.0), (3.0, 6.0, 1.0)]
+    {
+        assert!((clip_divisor(norm, clip) - expected).abs() < 1e-5, "norm {norm}, clip {clip}");
     }
 }

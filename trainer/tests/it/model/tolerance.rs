@@ -1,4 +1,4 @@
-//! How far tensor and sequence parallel training goes from training on one rank:
+//! How far tensor and sequence parallel training differs from training on one rank:
 //! docs/guarantees.md has the bounds. `FEEDLINE_STEPS=50 FEEDLINE_GRID=full cargo test -p trainer
 //! --test it model::tolerance:: -- --nocapture` prints it.
 
@@ -57,7 +57,7 @@ fn config(family: &str, dtype: &str, mesh: DeviceMesh, sequence: bool) -> Config
     Config::from_toml("test", &text).expect("a good config")
 }
 
-/// Sequences that count up by a step of their own: there is something to learn.
+/// Sequences that count up by a step of their own, so that there is something to learn.
 fn tokens(first_row: u64, len: usize, from: u64) -> Vec<i64> {
     let random = Stream::new(5, "rows");
     let row = |row: u64| {
@@ -111,8 +111,8 @@ impl Family for T5Batch {
     }
 }
 
-/// The losses of a run, and what each rank has of its weights at the end, by tensor: in which box
-/// of it, and the values.
+/// The losses of a run, and the final weights of each rank: the tensor, the box in it, and the
+/// values.
 struct End {
     losses: Vec<f64>,
     boxes: Vec<(usize, Vec<[i64; 2]>, Vec<f32>)>,
@@ -149,7 +149,7 @@ fn weights(trainer: &Trainer) -> Vec<(usize, Vec<[i64; 2]>, Vec<f32>)> {
     let mut boxes = Vec::new();
     for LocalTensor { tensor, parts, .. } in trainer.parts() {
         let flat = Vec::<f32>::try_from(tensor.to_kind(Kind::Float).reshape([-1])).expect("f32");
-        // The first group is the weights, then come their moments.
+        // The first group is the weights, followed by their moments.
         for part in parts.into_iter().filter(|part| part.tensor < count) {
             let spans = part.region.spans.iter();
             let spans = spans.map(|span| [span.start as i64, span.len as i64]).collect();
@@ -170,13 +170,13 @@ fn distance(one: &End, other: &End) -> (f64, f64) {
         let (_, whole_spans, whole) =
             one.boxes.iter().find(|(at, ..)| at == tensor).expect("it has all");
         let shape: Vec<i64> = whole_spans.iter().map(|[_, len]| *len).collect();
-        let mut due = Tensor::from_slice(whole).view(shape.as_slice());
+        let mut expected = Tensor::from_slice(whole).view(shape.as_slice());
         for (axis, [start, len]) in spans.iter().enumerate() {
-            due = due.narrow(axis as i64, *start, *len);
+            expected = expected.narrow(axis as i64, *start, *len);
         }
-        let due = Vec::<f32>::try_from(due.reshape([-1])).expect("f32");
-        assert_eq!(due.len(), values.len());
-        for (a, b) in due.iter().zip(values) {
+        let expected = Vec::<f32>::try_from(expected.reshape([-1])).expect("f32");
+        assert_eq!(expected.len(), values.len());
+        for (a, b) in expected.iter().zip(values) {
             apart += f64::from(a - b).powi(2);
             all += f64::from(*a).powi(2);
         }
@@ -203,22 +203,22 @@ fn table<F: Family>() {
 }
 
 #[test]
-fn gpt_stays_near() {
+fn gpt_stays_within_tolerance() {
     table::<Batch>();
 }
 
 #[test]
-fn t5_stays_near() {
+fn t5_stays_within_tolerance() {
     table::<T5Batch>();
 }
 
-/// Cut into stages as well, tensor parallel ranks end in the bits that they have without.
+/// Pipeline stages do not change the bits of tensor parallel ranks.
 #[test]
 fn stages_of_tensor_parallel_ranks_change_no_bit() {
     fn check<F: Family>() {
         let run = |pp: usize| {
             let mut end = run::<F>("fp32", mesh(2, pp), true);
-            // By tensor and box; what several stages have is there twice.
+            // By tensor and box; parameters of several stages appear twice.
             end.boxes.sort_by(|a, b| (a.0, &a.1).cmp(&(b.0, &b.1)));
             end.boxes.dedup_by(|a, b| {
                 let is_same_box = (a.0, &a.1) == (b.0, &b.1);

@@ -1,5 +1,5 @@
-//! Inputs of layers that wait on a disk for their way back: what moves is what a plan says, and
-//! comes back to the same gradients.
+//! Inputs of layers that are spilled to a disk until their backward pass: the bytes are those of
+//! the plan, and the gradients are the same.
 
 use std::sync::Arc;
 
@@ -33,7 +33,7 @@ fn config(text: &str, pp: usize) -> Config {
     Config::from_toml("test", &text).unwrap()
 }
 
-/// What each stage has moved away, and the gradients of all.
+/// The bytes that each stage has spilled, and the gradients of all.
 fn compute(config: &Config, micro: &Micro, disk: bool, kind: Kind) -> (Vec<u64>, Vec<Vec<f32>>) {
     let folder = tempfile::tempdir().unwrap();
     let store = storage::open_url(folder.path().to_str().unwrap()).unwrap();
@@ -49,7 +49,7 @@ fn compute(config: &Config, micro: &Micro, disk: bool, kind: Kind) -> (Vec<u64>,
         let stage = model.stage(units, &Tp::alone(), |_| true).keeping(&keep);
         let params: Vec<Tensor> = stage.params().iter().map(|at| own(&stage, *at)).collect();
         let leaves = stage.leaves(&params, kind).unwrap();
-        // As what comes from another rank, they are nobody else's.
+        // As inputs from another rank, they share their memory with no other tensor.
         let carried = std::mem::take(&mut outs);
         let mut pass = stage.forward(&leaves, micro, carried).unwrap();
         outs = pass.outs().iter().map(Tensor::copy).collect();
@@ -63,7 +63,7 @@ fn compute(config: &Config, micro: &Micro, disk: bool, kind: Kind) -> (Vec<u64>,
     let mut grads = last.loss_and_grad(leaves, micro, &outs).unwrap().outs;
     let mut all = Vec::new();
     for (stage, leaves, pass) in passes.into_iter().rev() {
-        pass.expect();
+        pass.prefetch();
         grads = stage.backward(&leaves, micro, pass, grads, &mut |_| Ok(())).unwrap();
         let taken = leaves.iter().filter_map(|leaf| bridge::take_grad(leaf).unwrap());
         all.extend(taken.map(|grad| values(&grad)));
@@ -81,18 +81,18 @@ fn own(stage: &Stage, at: usize) -> Tensor {
 }
 
 fn check(text: &str, micro: &Micro, stages: &[usize], inputs: &[u64]) {
-    for (pp, due) in stages.iter().zip(inputs) {
+    for (pp, expected) in stages.iter().zip(inputs) {
         let config = config(text, *pp);
         let plan = RunPlan::new(&config, &PlanInputs::default());
         for kind in [Kind::Float, Kind::BFloat16] {
             let (none, here) = compute(&config, micro, false, kind);
-            let (moved, away) = compute(&config, micro, true, kind);
+            let (moved, spilled) = compute(&config, micro, true, kind);
             assert!(none.iter().all(|bytes| *bytes == 0));
-            assert!(!here.is_empty() && here == away, "{text} on {pp} stages: other gradients");
+            assert!(!here.is_empty() && here == spilled, "{text} on {pp} stages: other gradients");
             if kind == Kind::Float {
                 let planned: Vec<u64> = plan.stages.iter().map(|it| it.moved_bytes).collect();
                 assert_eq!(moved, planned, "{text} on {pp} stages");
-                assert_eq!(moved.iter().sum::<u64>(), *due, "{text} on {pp} stages");
+                assert_eq!(moved.iter().sum::<u64>(), *expected, "{text} on {pp} stages");
             }
         }
     }
@@ -100,7 +100,7 @@ fn check(text: &str, micro: &Micro, stages: &[usize], inputs: &[u64]) {
 
 /// Bytes of a text, and of an answer, between two layers.
 const TEXT: u64 = (ROWS * SEQ * 16 * 4) as u64;
-const SAID: u64 = (ROWS * ANSWER * 16 * 4) as u64;
+const ANSWER_BYTES: u64 = (ROWS * ANSWER * 16 * 4) as u64;
 
 #[test]
 fn gpt_and_bert() {
@@ -108,11 +108,11 @@ fn gpt_and_bert() {
     check(BERT, &bert_batch(), &[1, 2], &[3 * TEXT; 2]);
 }
 
-/// Four layers and three: the text goes past the first two of them, and stays for all. Where the
-/// last is alone, it is the only one to have it.
+/// Four layers and three: the first two layers of the decoder share the encoder output, which stays
+/// in memory. A last layer alone in its stage is the only one to have it.
 #[test]
 fn t5() {
-    let most = 3 * TEXT + 2 * SAID;
+    let most = 3 * TEXT + 2 * ANSWER_BYTES;
     check(T5, &t5_batch(), &[1, 2, 3], &[most; 3]);
     check(T5, &t5_batch(), &[7], &[most + TEXT]);
     check(&T5.replace("decoder_layers = 3", "decoder_layers = 1"), &t5_batch(), &[1], &[4 * TEXT]);

@@ -1,5 +1,5 @@
-//! An optimizer whose state lies in the host's memory or on a disk: runs end in the bits of those
-//! that keep it beside their weights, killed and resumed wherever the state lay before.
+//! Optimizer state in host memory or on a disk: runs are bit-identical to those without offload,
+//! killed and resumed wherever the state was before.
 
 use std::time::Duration;
 
@@ -22,7 +22,7 @@ fn on_disk(lab: &Lab, folder: &str) -> String {
 }
 
 #[test]
-fn a_run_ends_in_the_same_bits_wherever_its_state_lies() {
+fn offloaded_state_changes_no_bit() {
     if !is_fused() {
         return println!("{NOT_FUSED}");
     }
@@ -45,9 +45,9 @@ fn a_run_ends_in_the_same_bits_wherever_its_state_lies() {
 }
 
 /// Replicas with slices, then stages of a pipeline, then both, then one process: in memory, on a
-/// disk, on the same disk in another layout, beside the weights.
+/// disk, on the same disk in another layout, without offload.
 #[test]
-fn a_run_goes_on_wherever_its_state_lay() {
+fn a_run_resumes_with_its_state_in_another_place() {
     if !is_fused() {
         return println!("{NOT_FUSED}");
     }
@@ -67,7 +67,11 @@ fn a_run_goes_on_wherever_its_state_lay() {
         let pause = Duration::from_millis(3 * number as u64);
         kill_after(ranks, &lab.config("run", &keys), &folder, 5 + 10 * number, pause);
     }
-    assert_eq!(names(&lab, "state"), ["rank-00000", "rank-00001"], "those of four ranks are gone");
+    assert_eq!(
+        names(&lab, "state"),
+        ["rank-00000", "rank-00001"],
+        "the folders of four ranks are removed"
+    );
     let output = run(1, &lab.config("run", &BATCH));
     assert_success(&output);
     assert!(text(&output.stderr).contains("resuming from"), "{}", text(&output.stderr));
@@ -82,8 +86,8 @@ fn names(lab: &Lab, folder: &str) -> Vec<String> {
     all
 }
 
-/// Over two disks, of which each rank has one for itself: the same bits. Another run's folder on
-/// them is nobody's business, and what a rank leaves goes when it does.
+/// State over two disks, one of them private to each rank: the same bits. Another run's folder on
+/// them stays, and the folder of a rank that the run no longer has is removed.
 #[test]
 fn a_run_over_several_disks_ends_in_the_same_bits() {
     if !is_fused() {
@@ -106,9 +110,9 @@ fn a_run_over_several_disks_ends_in_the_same_bits() {
     assert_eq!(names(&lab, "own-1"), ["rank-00007"]);
 }
 
-/// Matrices cut among ranks, with rows of padding that no state has: the same bits as without, also
-/// where the run goes on cut otherwise besides. With another number of ranks to a matrix the bits
-/// are others, and it goes on all the same.
+/// Tensor parallel ranks, with rows of padding that no state has: the same bits as without offload,
+/// also if the run resumes with other replicas or stages. With another number of tensor parallel
+/// ranks it resumes too, with other bits.
 #[test]
 fn tensor_parallel_ranks_end_in_the_same_bits() {
     if !is_fused() {
@@ -134,19 +138,19 @@ fn tensor_parallel_ranks_end_in_the_same_bits() {
     assert_success(&run(2, &lab.config("run", &keys)));
     lab.assert_same("run", "whole");
 
-    // Cut among two ranks, then whole: other sums, and so other bits.
+    // First two tensor parallel ranks, then one: other sums, and so other bits.
     let (folder, disk) = (lab.path("other"), on_disk(&lab, "other-state"));
     let cut = [&BATCH[..], &[("parallel", "{ tp = 2 }"), ("optim.offload", &*disk)]].concat();
     kill_after(2, &lab.config("other", &cut), &folder, 8, Duration::ZERO);
     let keys = [&BATCH[..], &[("optim.offload", &*disk)]].concat();
     let output = run(1, &lab.config("other", &keys));
     assert_success(&output);
-    let words = text(&output.stderr);
-    assert!(words.contains("resuming from") && words.contains("not bit-identical"), "{words}");
+    let stderr = text(&output.stderr);
+    assert!(stderr.contains("resuming from") && stderr.contains("not bit-identical"), "{stderr}");
     assert_eq!(names(&lab, "other-state"), ["rank-00000"]);
 }
 
-/// An encoder and a decoder, whose table of words three stages use.
+/// An encoder and a decoder, whose table of stderr three stages use.
 #[test]
 fn t5_ends_in_the_same_bits() {
     if !is_fused() {
@@ -166,10 +170,10 @@ fn t5_ends_in_the_same_bits() {
     }
 }
 
-/// Inputs of layers on the way to their way back, of twelve layers: killed, gone on with elsewhere,
-/// and in the bits of a run that has them in memory. No name is left.
+/// Inputs of twelve layers are spilled until their backward pass: the run is killed, resumes with
+/// another disk, and has the bits of a run with the inputs in memory. No file is left.
 #[test]
-fn inputs_of_layers_wait_on_a_disk() {
+fn layer_inputs_are_spilled_to_disk() {
     if !is_fused() {
         return println!("{NOT_FUSED}");
     }
@@ -177,39 +181,39 @@ fn inputs_of_layers_wait_on_a_disk() {
     let size = [("model.layers", "12"), ("model.hidden", "32"), ("run.budget", "{ steps = 16 }")];
     let common = [&BATCH[..], &size].concat();
     assert_success(&train(&lab.config("whole", &common)));
-    let away = |place: &str, more: &str| {
+    let spill = |place: &str, more: &str| {
         let disk = lab.path(place);
         let disk = disk.display();
         format!("{{ recompute.mode = 'full', activation_offload = 'nvme:{disk}', {more} }}")
     };
-    let own = away("{local_rank}", "schedule = 'gpipe'");
+    let own = spill("{local_rank}", "schedule = 'gpipe'");
     let config = lab.config("run", &[&common[..], &[("parallel", &*own)]].concat());
     kill_after(2, &config, &lab.path("run"), 6, Duration::ZERO);
-    let (shared, disk) = (away("0", "pp = 2, schedule = 'gpipe'"), on_disk(&lab, "state"));
+    let (shared, disk) = (spill("0", "pp = 2, schedule = 'gpipe'"), on_disk(&lab, "state"));
     let keys = [("parallel", &*shared), ("optim.offload", &*disk)];
     let output = run(2, &lab.config("run", &[&common[..], &keys].concat()));
     assert_success(&output);
-    let words = text(&output.stderr);
-    assert!(words.contains("offload: layer inputs are stored in nvme:"), "{words}");
-    assert!(words.contains("resuming from"), "{words}");
+    let stderr = text(&output.stderr);
+    assert!(stderr.contains("offload: layer inputs are stored in nvme:"), "{stderr}");
+    assert!(stderr.contains("resuming from"), "{stderr}");
     lab.assert_same("run", "whole");
     assert_eq!((names(&lab, "0"), names(&lab, "1")), (vec![], vec![]));
 
     let mut plan = trainer("plan", &config);
     let output = plan.args(["--ranks", "2", "--disk-per-s", "1GB"]).output().unwrap();
     assert_success(&output);
-    let told = text(&output.stdout);
-    assert!(told.contains("input I/O per step") && told.contains("s of disk time"), "{told}");
+    let stdout = text(&output.stdout);
+    assert!(stdout.contains("input I/O per step") && stdout.contains("s of disk time"), "{stdout}");
     let host = [("parallel", "{ recompute.mode = 'full', activation_offload = 'cpu' }")];
     let output = train(&lab.config("host", &host));
     assert_eq!(output.status.code(), Some(2), "{}", text(&output.stderr));
-    let told = text(&output.stderr);
-    assert!(told.contains("computes on the CPU already has them there"), "{told}");
+    let stderr = text(&output.stderr);
+    assert!(stderr.contains("computes on the CPU already has them there"), "{stderr}");
 }
 
-/// A state that another run holds is not touched, and one whose folder cannot be is told.
+/// A folder for state that cannot be made is an error with its name.
 #[test]
-fn a_state_that_cannot_be_kept_is_told() {
+fn an_unusable_offload_folder_is_reported() {
     let lab = Lab::new();
     let file = lab.path("file");
     std::fs::write(&file, "no folder").unwrap();
@@ -220,7 +224,7 @@ fn a_state_that_cannot_be_kept_is_told() {
 }
 
 #[test]
-fn a_plan_tells_what_the_disk_has_to_do() {
+fn a_plan_reports_disk_traffic() {
     let lab = Lab::new();
     let mut plan = trainer("plan", &lab.config("run", &[("optim.offload", "'nvme:/scratch'")]));
     let output = plan.args(["--tokens-per-s", "1000", "--disk-per-s", "1GB"]).output().unwrap();

@@ -1,4 +1,4 @@
-//! An update of a state that is offloaded has libtorch's bits, however many threads either has.
+//! An update of offloaded state has libtorch's bits, with any number of threads on either side.
 
 use bridge::{AdamWStep, Moments, fused_adamw};
 use ckpt::layout::{DeviceMesh, Layout, Param, TensorSplit};
@@ -8,8 +8,8 @@ use serde_json::Value;
 use tch::Tensor;
 use trainer::rng::Stream;
 
-/// Of nothing but its gradient the first update's squares are one product, which cannot be rounded
-/// in two ways. The second's can.
+/// In the first update the squares are one product of the gradient, which can be rounded in only
+/// one way. In the second update they are not.
 fn steps() -> [AdamWStep; 2] {
     [1, 2].map(|step| AdamWStep {
         step,
@@ -34,7 +34,7 @@ fn bits(tensor: &Tensor) -> Vec<u32> {
 }
 
 /// Two updates by libtorch.
-fn theirs(weights: &Tensor, grads: &[Tensor; 2]) -> [Vec<u32>; 3] {
+fn by_libtorch(weights: &Tensor, grads: &[Tensor; 2]) -> [Vec<u32>; 3] {
     let mut params = [weights.copy()];
     let (mut avgs, mut sqs) = ([weights.zeros_like()], [weights.zeros_like()]);
     for (step, grad) in steps().iter().zip(grads) {
@@ -45,7 +45,7 @@ fn theirs(weights: &Tensor, grads: &[Tensor; 2]) -> [Vec<u32>; 3] {
 }
 
 /// The same by a state in host memory.
-fn ours(weights: &Tensor, grads: &[Tensor; 2], threads: usize) -> [Vec<u32>; 3] {
+fn by_state(weights: &Tensor, grads: &[Tensor; 2], threads: usize) -> [Vec<u32>; 3] {
     let (name, shape) = ("weight".to_owned(), vec![weights.numel() as u64]);
     let param = Param { name, shape, split: TensorSplit::Replicate, stages: vec![0] };
     let groups = [Group::Model, Group::ExpAvg, Group::ExpAvgSq].map(|group| (group, Dtype::F32));
@@ -70,12 +70,12 @@ fn ours(weights: &Tensor, grads: &[Tensor; 2], threads: usize) -> [Vec<u32>; 3] 
     })
 }
 
-/// Whether libtorch's AdamW fuses products with additions, as that of `ckpt` does: in what it has
-/// for processors without AVX2 it does not, and then the two round differently.
+/// Whether libtorch's AdamW fuses products with additions, as that of `ckpt` does: its code for
+/// processors without AVX2 does not, and then the two round differently.
 pub fn is_fused() -> bool {
     let weights = Tensor::zeros([64], (tch::Kind::Float, tch::Device::Cpu));
     let grads = [random("first", 64), random("second", 64)];
-    let [_, found, _] = theirs(&weights, &grads);
+    let [_, found, _] = by_libtorch(&weights, &grads);
     let [first, second] = grads.map(|grad| Vec::<f32>::try_from(grad).expect("f32"));
     let second_means = |add: fn(f32, f32, f32) -> f32| -> Vec<u32> {
         let lerp = (1.0 - steps()[0].beta1) as f32;
@@ -91,10 +91,10 @@ pub fn is_fused() -> bool {
     found == fused
 }
 
-/// Why a test of equal bits is left out, if it is.
+/// Why a test of equal bits is skipped, if it is.
 pub const NOT_FUSED: &str = "SKIPPED: libtorch has no AVX2 here, and its AdamW rounds differently";
 
-/// libtorch rounds the squares of a parameter's last elements otherwise than those before. Its
+/// libtorch rounds the squares of a parameter's last elements differently from those before. Its
 /// threads' parts end at multiples of 16 elements, so only the last part has such an end.
 #[test]
 fn threads_change_no_bit() {
@@ -104,12 +104,15 @@ fn threads_change_no_bit() {
     for len in [1, 15, 33, 1_000, 4_099, 50_257, 65_536, 300_007, 1_100_001] {
         let weights = random("weights", len);
         let grads = [random("first", len), random("second", len)];
-        let own = [1, 3].map(|threads| ours(&weights, &grads, threads));
+        let own = [1, 3].map(|threads| by_state(&weights, &grads, threads));
         for threads in [1, 2, 3, 4, 7] {
             tch::set_num_threads(threads);
             assert_eq!(tch::get_num_threads(), threads);
-            let due = theirs(&weights, &grads);
-            assert!(own.iter().all(|got| *got == due), "{len} elements, {threads} threads");
+            let expected = by_libtorch(&weights, &grads);
+            assert!(
+                own.iter().all(|found| *found == expected),
+                "{len} elements, {threads} threads"
+            );
         }
     }
     tch::set_num_threads(1);

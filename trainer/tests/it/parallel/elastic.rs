@@ -1,5 +1,5 @@
-//! Runs of several processes that are killed, and go on as other numbers of processes in other
-//! layouts: they end in the bits of a run by one that never was.
+//! Runs of several processes that are killed, and resume with other numbers of processes in other
+//! layouts: they are bit-identical to an uninterrupted run of one process.
 
 use std::fs;
 use std::path::Path;
@@ -24,7 +24,7 @@ fn keys<'a>(more: &[(&'a str, &'a str)]) -> Vec<(&'a str, &'a str)> {
     [&BATCH[..], more].concat()
 }
 
-/// Kills a run in each of these layouts, and ends it on one rank, as a run that never was killed.
+/// Kills a run in each of these layouts, and finishes it on one rank: as an uninterrupted run.
 fn check(more: &[(&str, &str)], layouts: &[(usize, &str)]) {
     let lab = Lab::new();
     assert_success(&train(&lab.config("whole", &keys(more))));
@@ -41,17 +41,17 @@ fn check(more: &[(&str, &str)], layouts: &[(usize, &str)]) {
 }
 
 #[test]
-fn a_run_goes_on_in_any_layout() {
+fn a_run_resumes_in_any_layout() {
     let two = [(4, "{ zero = 1 }"), (2, "{ pp = 2 }")];
     check(&[], &[&two[..], &[(4, "{ pp = 2, zero = 1 }"), (2, "{ zero = 3 }")]].concat());
 }
 
 #[test]
-fn what_was_dropped_is_dropped_again() {
+fn dropout_is_the_same_after_a_kill() {
     check(&[("model.dropout", "0.1")], &[(4, "{ zero = 1 }"), (2, "{ pp = 2 }")]);
 }
 
-/// Killed while batches grow, and when they have grown.
+/// Killed during the batch ramp-up, and after it.
 #[test]
 fn batches_grow_in_any_layout() {
     let layouts = [(4, "{ zero = 1 }"), (2, "{ pp = 2 }"), (4, "{ pp = 2, zero = 1 }")];
@@ -80,10 +80,11 @@ fn apart(lab: &Lab, one: &str, other: &str) -> f64 {
     (squares.sum::<f64>() / one.iter().map(|a| a * a).sum::<f64>()).sqrt()
 }
 
-/// Four replicas, then ranks that share matrices in two stages, then one rank, in bf16. Until such
-/// ranks compute, and from where they have ended, bits are as always; what they compute comes near.
+/// Four replicas, then tensor parallel ranks in two stages, then one rank, in bf16. Before the
+/// tensor parallel part the bits are those of one rank; its results are close, and the rest from
+/// there has the same bits in every layout.
 #[test]
-fn a_run_goes_through_ranks_that_share_matrices() {
+fn a_run_passes_through_a_tensor_parallel_layout() {
     let lab = Lab::new();
     let layout =
         |parallel: &'static str| keys(&[("precision.dtype", "'bf16'"), ("parallel", parallel)]);
@@ -101,24 +102,29 @@ fn a_run_goes_through_ranks_that_share_matrices() {
     assert_success(&run(4, &lab.config("other", &layout("{ pp = 2 }"))));
     lab.assert_same("other", "run");
 
-    let (got, due) = (lab.log_lines("run"), lab.log_lines("whole"));
-    assert_eq!(got.len(), due.len());
+    let (found, expected) = (lab.log_lines("run"), lab.log_lines("whole"));
+    assert_eq!(found.len(), expected.len());
     let loss = |line: &serde_json::Value| line["loss"].as_f64().expect("a loss");
-    for (got, due) in got.iter().zip(&due) {
-        assert_eq!(got["step"], due["step"]);
-        assert!(got["step"].as_u64() > Some(first) || got == due, "{got} is not {due}");
-        assert!((loss(got) / loss(due) - 1.0).abs() < 2e-3, "{got} is far from {due}");
+    for (found, expected) in found.iter().zip(&expected) {
+        assert_eq!(found["step"], expected["step"]);
+        assert!(
+            found["step"].as_u64() > Some(first) || found == expected,
+            "{found} is not {expected}"
+        );
+        assert!(
+            (loss(found) / loss(expected) - 1.0).abs() < 2e-3,
+            "{found} is far from {expected}"
+        );
     }
-    assert_ne!(got, due, "ranks that share matrices add in another order");
+    assert_ne!(found, expected, "ranks that share matrices add in another order");
     let weights = apart(&lab, "whole", "run");
     assert!(weights < 2e-2, "weights are {weights} apart");
     println!("steps {first} to {second}: weights {weights:.1e} apart");
 }
 
-/// Kills at random moments, within saves too, that several ranks make together behind the run; with
-/// agents what they had copied is saved.
+/// Kills at random moments, also within asynchronous joint saves; agents save what they had copied.
 #[test]
-fn kills_of_ranks_that_save_together_change_no_bit() {
+fn kills_during_joint_saves_change_no_bit() {
     let lab = Lab::new();
     assert_success(&train(&lab.config("whole", &keys(&[]))));
     for agent in ["false", "true"] {
@@ -137,7 +143,7 @@ fn kills_of_ranks_that_save_together_change_no_bit() {
 }
 
 #[test]
-fn ranks_that_are_told_to_stop_are_saved() {
+fn a_stopped_run_is_saved_by_all_ranks() {
     let lab = Lab::new();
     assert_success(&train(&lab.config("whole", &keys(&[]))));
     let config = lab.config("run", &keys(&[("parallel", "{ pp = 2 }")]));
@@ -146,17 +152,17 @@ fn ranks_that_are_told_to_stop_are_saved() {
     let mut child = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("starts");
     wait_until("a line", || lines(&folder) >= 8);
     assert!(bridge::runtime::signal(child.id(), SIGTERM));
-    assert_eq!(child.wait().expect("a child of ours").code(), Some(75));
+    assert_eq!(child.wait().expect("a child process").code(), Some(75));
     let logged = lab.log_lines("run").last().and_then(|line| line["step"].as_u64());
     let saved = lab.final_tensors("run")[0].0.split(':').next().map(str::to_owned);
-    assert_eq!(saved, logged.map(|step| step.to_string()), "nothing is lost that was logged");
+    assert_eq!(saved, logged.map(|step| step.to_string()), "every logged step is saved");
     assert_success(&run(1, &lab.config("run", &keys(&[]))));
     lab.assert_same("run", "whole");
 }
 
-/// Damage that one of the ranks alone can see, for it alone reads those bytes.
+/// Damage that only one of the ranks can detect, because only it reads those bytes.
 #[test]
-fn damage_that_one_rank_sees_is_passed_over_by_all() {
+fn corruption_on_one_rank_is_skipped_by_all() {
     let lab = Lab::new();
     let config = lab.config("run", &keys(&[("parallel", "{ pp = 2 }")]));
     assert_success(&run(2, &config));
@@ -173,16 +179,16 @@ fn damage_that_one_rank_sees_is_passed_over_by_all() {
     fs::write(&file, bytes).expect("writable");
     let output = run(2, &config);
     assert_success(&output);
-    let words = text(&output.stderr) + &text(&output.stdout);
-    for due in ["step 48 is corrupt", "resuming from", "step-000000000045"] {
-        assert!(words.contains(due), "{due:?} is not in: {words}");
+    let printed = text(&output.stderr) + &text(&output.stdout);
+    for expected in ["step 48 is corrupt", "resuming from", "step-000000000045"] {
+        assert!(printed.contains(expected), "{expected:?} is not in: {printed}");
     }
     assert_eq!(lab.final_tensors("run"), before);
 
-    // Of another model: all end, and say why.
+    // A checkpoint of another model: all ranks end with the reason.
     let other = lab.config("run", &keys(&[("parallel", "{ pp = 2 }"), ("model.ffn", "64")]));
     let output = run(2, &other);
     assert_eq!(output.status.code(), Some(2), "{}", text(&output.stderr));
-    let words = text(&output.stderr) + &text(&output.stdout);
-    assert!(words.contains("model.ffn: 256 in the checkpoint, 64 in the config"), "{words}");
+    let printed = text(&output.stderr) + &text(&output.stdout);
+    assert!(printed.contains("model.ffn: 256 in the checkpoint, 64 in the config"), "{printed}");
 }

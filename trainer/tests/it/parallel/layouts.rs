@@ -1,9 +1,9 @@
-//! Training in any layout ends in the bits of training on one rank: weights, moments, loss, norm.
+//! Training in any layout is bit-identical to training on one rank: weights, moments, loss, norm.
 //!
 //! Ranks are threads of this process, connected by Gloo over loopback. `FEEDLINE_STEPS=50
-//! FEEDLINE_GRID=full` runs longer, and every layout there is.
+//! FEEDLINE_GRID=full` runs longer, and in every layout.
 
-#![expect(clippy::print_stdout, reason = "the long run says what it has done")]
+#![expect(clippy::print_stdout, reason = "the long run prints its progress")]
 
 use crate::ranks;
 use crate::ranks::runs::{
@@ -22,20 +22,20 @@ fn is_full() -> bool {
 fn check<F: Family>(how: How, layouts: &[Layout]) {
     tch::set_num_threads(1);
     bridge::runtime::set_deterministic().expect("libtorch can");
-    let due = run::<F>(how, &Layout::ALONE);
+    let expected = run::<F>(how, &Layout::ALONE);
     for layout in layouts {
-        let got = run::<F>(how, layout);
-        assert_eq!(got.tensors.len(), due.tensors.len(), "{layout:?}");
-        assert_eq!(got.reports, due.reports, "{how:?} {layout:?}: losses and norms");
-        for (at, values) in &got.tensors {
-            let differ = values.iter().zip(&due.tensors[at]).filter(|(a, b)| a != b).count();
+        let found = run::<F>(how, layout);
+        assert_eq!(found.tensors.len(), expected.tensors.len(), "{layout:?}");
+        assert_eq!(found.reports, expected.reports, "{how:?} {layout:?}: losses and norms");
+        for (at, values) in &found.tensors {
+            let differ = values.iter().zip(&expected.tensors[at]).filter(|(a, b)| a != b).count();
             assert_eq!(differ, 0, "{how:?} {layout:?}: elements of tensor {at} with other bits");
         }
         println!("{} {how:?} {layout:?}: {} steps, the same bits", F::NAME, steps());
     }
 }
 
-/// Every factor with every other somewhere, and the largest.
+/// Every pair of factors in some layout, and the largest layouts.
 fn covering(chunks: u64) -> Vec<Layout> {
     let base = Layout::ALONE;
     let mut layouts = vec![
@@ -57,7 +57,7 @@ fn covering(chunks: u64) -> Vec<Layout> {
     layouts
 }
 
-/// All there are.
+/// All layouts.
 fn full(chunks: u64) -> Vec<Layout> {
     let mut layouts = Vec::new();
     for dp in [1, 2, 4] {
@@ -66,7 +66,7 @@ fn full(chunks: u64) -> Vec<Layout> {
                 for virtual_stages in if *pp > 1 { 1..=chunks } else { 1..=1 } {
                     let schedule = if virtual_stages > 1 { "interleaved" } else { "1f1b" };
                     let (pp, base) = (*pp, Layout::ALONE);
-                    // Eight layers are so many stages at most, and interleaved ranks divide the
+                    // Eight layers are at most eight stages, and interleaved ranks divide the
                     // micro-batches of a replica.
                     let fits = (MICRO_BATCHES / dp).is_multiple_of(pp) || virtual_stages == 1;
                     if fits && virtual_stages != 3 && pp as u64 * virtual_stages <= 8 {
@@ -114,9 +114,9 @@ fn t5_with_learned_positions() {
     );
 }
 
-/// Whoever computes a layer, as often as it is computed: it drops the same.
+/// Whichever rank computes a layer, and however often, it drops the same elements.
 #[test]
-fn what_is_dropped() {
+fn dropout_is_the_same_in_every_layout() {
     let base = Layout::ALONE;
     let layouts = [
         Layout { dp: 4, ..base },
@@ -135,13 +135,13 @@ fn what_is_dropped() {
     assert!(some.reports != none.reports, "nothing is dropped");
 }
 
-/// Inputs of layers that wait on a disk come back as they went, in every order of passes; the text
-/// that all layers of a decoder have stays for all of them.
+/// Inputs of layers that are spilled to a disk are read back unchanged, in every order of passes;
+/// the encoder output that all layers of a decoder share stays in memory.
 #[test]
-fn inputs_that_wait_on_a_disk() {
+fn spilled_layer_inputs_change_no_bit() {
     let base = Layout { recompute: true, spills: true, ..Layout::ALONE };
     let layouts = [
-        // All of a step are away at once, which are more than there are buffers.
+        // All inputs of a step are spilled at once, which are more than the buffers hold.
         Layout { schedule: "gpipe", ..base },
         Layout { dp: 2, pp: 2, zero: 1, ..base },
         Layout { pp: 2, schedule: "gpipe", ..base },
@@ -156,29 +156,29 @@ fn inputs_that_wait_on_a_disk() {
     check::<T5Batch>(DROPPING, &layouts[..1]);
 }
 
-/// The sums of a ring depend on how many there are in it, but not by much.
+/// The sums of a ring depend on the number of its ranks, but not by much.
 #[test]
-fn a_ring_is_close() {
-    let due = run::<Batch>(FP32, &Layout::ALONE);
-    let got = run::<Batch>(FP32, &Layout { dp: 4, reduce: "ring", ..Layout::ALONE });
-    for ((got, _), (due, _)) in got.reports.iter().zip(&due.reports) {
-        let (got, due) = (f64::from_bits(*got), f64::from_bits(*due));
-        assert!((got / due - 1.0).abs() < 1e-5, "got {got}, due {due}");
+fn ring_reduction_is_close() {
+    let expected = run::<Batch>(FP32, &Layout::ALONE);
+    let found = run::<Batch>(FP32, &Layout { dp: 4, reduce: "ring", ..Layout::ALONE });
+    for ((found, _), (expected, _)) in found.reports.iter().zip(&expected.reports) {
+        let (found, expected) = (f64::from_bits(*found), f64::from_bits(*expected));
+        assert!((found / expected - 1.0).abs() < 1e-5, "found {found}, expected {expected}");
     }
-    // The order of additions matters here, or the tests above would prove nothing.
-    assert!(got.tensors != due.tensors, "the same bits in another order");
+    // The order of additions matters here; otherwise the tests above would prove nothing.
+    assert!(found.tensors != expected.tensors, "the same bits in another order");
 }
 
-/// What replicas send in 16 bits is rounded, but summed in f32, and alike on all of them.
+/// Gradients that replicas send in 16 bits are rounded, but summed in f32, and equal on all.
 #[test]
 fn gradients_sent_in_16_bits_are_close() {
-    let due = run::<Batch>(FP32, &Layout::ALONE);
+    let expected = run::<Batch>(FP32, &Layout::ALONE);
     let how = How { reduce: "bf16", ..FP32 };
     let alone = run::<Batch>(how, &Layout::ALONE);
-    assert!(alone == due, "nothing is sent");
+    assert!(alone == expected, "nothing is sent");
     let base = Layout { dp: 2, ..Layout::ALONE };
     let whole = run::<Batch>(how, &base);
-    assert!(whole.tensors != due.tensors, "the same bits, though rounded");
+    assert!(whole.tensors != expected.tensors, "the same bits, though rounded");
     for layout in [
         base,
         Layout { zero: 1, ..base },
@@ -187,34 +187,42 @@ fn gradients_sent_in_16_bits_are_close() {
         Layout { reduce: "ring", ..base },
         Layout { pp: 2, ..base },
     ] {
-        let got = run::<Batch>(how, &layout);
-        for ((got, norm), (due, norm_due)) in got.reports.iter().zip(&due.reports) {
-            for (got, due) in [(got, due), (norm, norm_due)] {
-                let (got, due) = (f64::from_bits(*got), f64::from_bits(*due));
-                assert!((got / due - 1.0).abs() < 5e-3, "{layout:?}: got {got}, due {due}");
+        let found = run::<Batch>(how, &layout);
+        for ((found, norm), (expected, expected_norm)) in
+            found.reports.iter().zip(&expected.reports)
+        {
+            for (found, expected) in [(found, expected), (norm, expected_norm)] {
+                let (found, expected) = (f64::from_bits(*found), f64::from_bits(*expected));
+                assert!(
+                    (found / expected - 1.0).abs() < 5e-3,
+                    "{layout:?}: found {found}, expected {expected}"
+                );
             }
         }
-        // What is sent depends on the replicas, not on the stages.
-        assert!(layout.pp == 1 || got == whole, "{layout:?}: other bits than {base:?}");
+        // The sent bits depend on the replicas, not on the stages.
+        assert!(layout.pp == 1 || found == whole, "{layout:?}: other bits than {base:?}");
     }
 }
 
-/// Tensor parallel ranks divide sums within a product, so they come close; among layouts of as many
-/// of them the bits are the same.
+/// Tensor parallel ranks divide sums within a product, so their results are close; layouts with the
+/// same number of them have the same bits.
 fn check_tensor_parallel<F: Family>(how: How, base: Layout, others: &[Layout]) {
     tch::set_num_threads(1);
     let alone = run::<F>(how, &Layout::ALONE);
-    let due = run::<F>(how, &base);
+    let expected = run::<F>(how, &base);
     let numbers = |end: &End| end.reports.iter().flat_map(|(a, b)| [*a, *b]).collect::<Vec<_>>();
-    // The norm as well: what ranks have parts of is counted once, and so is what all have.
-    for (got, due) in numbers(&due).into_iter().zip(numbers(&alone)) {
-        let (got, due) = (f64::from_bits(got), f64::from_bits(due));
-        assert!((got / due - 1.0).abs() < 1e-4, "{base:?}: got {got}, due {due}");
+    // The norm as well: parameters that ranks share are counted once, and so are replicated ones.
+    for (found, expected) in numbers(&expected).into_iter().zip(numbers(&alone)) {
+        let (found, expected) = (f64::from_bits(found), f64::from_bits(expected));
+        assert!(
+            (found / expected - 1.0).abs() < 1e-4,
+            "{base:?}: found {found}, expected {expected}"
+        );
     }
     for layout in others {
-        let got = run::<F>(how, layout);
-        assert!(got.tensors == due.tensors, "{layout:?}: other bits than {base:?}");
-        assert_eq!(got.reports, due.reports, "{layout:?}");
+        let found = run::<F>(how, layout);
+        assert!(found.tensors == expected.tensors, "{layout:?}: other bits than {base:?}");
+        assert_eq!(found.reports, expected.reports, "{layout:?}");
     }
 }
 
@@ -240,8 +248,8 @@ fn sequence_parallel() {
     check_tensor_parallel::<T5Batch>(DROPPING, two, &[Layout { pp: 2, recompute: true, ..two }]);
 }
 
-/// A micro-batch of one replica that no fp16 holds: nobody steps, the scale falls at the second
-/// such step, and grows again after a window of good ones.
+/// A micro-batch of one replica overflows fp16: no rank updates, the scale falls at the second such
+/// step, and grows again after a window of good ones.
 #[test]
 fn an_overflow_on_one_rank_is_skipped_by_all() {
     let layout = Layout { dp: 2, pp: 2, zero: 1, ..Layout::ALONE };
@@ -256,7 +264,7 @@ fn an_overflow_on_one_rank_is_skipped_by_all() {
             let mut batches: Vec<Batch> =
                 share.iter().map(|micro| Batch::batch(number, *micro)).collect();
             if poison && replica == 1 {
-                // Together they count nothing; each alone is more than fp16 has.
+                // Their sum is 0; each alone overflows fp16.
                 (batches[1].loss_mask[3], batches[1].loss_mask[4]) = (1e30, -1e30);
             }
             let before = bits(&trainer);
@@ -284,9 +292,9 @@ fn bits(trainer: &Trainer) -> Vec<Vec<u32>> {
     trainer.state().into_iter().flatten().map(ranks::bits).collect()
 }
 
-/// What is no number stops every rank, with the samples of the whole step.
+/// A loss that is not finite stops every rank, with the samples of the whole step.
 #[test]
-fn what_is_no_number_stops_all() {
+fn a_non_finite_loss_stops_all_ranks() {
     let layout = Layout { dp: 2, pp: 2, ..Layout::ALONE };
     let config = config("gpt", FP32, &layout, "");
     let mesh = layout.mesh();
@@ -310,7 +318,7 @@ fn what_is_no_number_stops_all() {
 }
 
 #[test]
-fn a_mesh_that_is_not_the_configs_is_refused() {
+fn a_mesh_that_differs_from_the_config_is_refused() {
     let config = config("gpt", FP32, &Layout { pp: 2, ..Layout::ALONE }, "");
     let error = Trainer::new(&config).unwrap_err().to_string();
     assert!(error.contains("pp 2"), "{error}");

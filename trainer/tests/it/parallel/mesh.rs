@@ -1,5 +1,4 @@
-//! Where each rank of a run stands, as checkpoints count ranks too, and what tells its messages
-//! apart.
+//! The coordinates of each rank of a run, which checkpoints use too, and the tags of its messages.
 
 use std::collections::HashSet;
 
@@ -50,10 +49,10 @@ fn every_micro_batch_is_of_one_replica() {
     assert_eq!(four.share(MicroBatchShare::Stride, 1, 8), [1, 5]);
 }
 
-/// What a pipeline sends and the gradients of shared parameters go through one group: no tag of
-/// either is one of the other, not in the largest step, nor is one used twice at a time.
+/// The messages of a pipeline and the gradients of shared parameters go through one group: their
+/// tags are disjoint, also in the largest step, and no tag is used twice at a time.
 #[test]
-fn messages_are_told_apart() {
+fn message_tags_are_unique() {
     let shape = Pipeline { ranks: 16, chunks: 64 };
     for first in [0, 1 << 15, (1 << 21) - 8, (1 << 24) - 16] {
         let mut tags = HashSet::new();

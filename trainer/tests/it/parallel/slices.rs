@@ -1,5 +1,5 @@
-//! What is computed of slices is what is computed of the whole, to the bit: the blocks of a norm,
-//! the update of AdamW, and what a bucket's buffer gives back.
+//! Computations on slices are bit-identical to those on the whole: the blocks of a norm, the update
+//! of AdamW, and the content of a bucket's buffer.
 
 use crate::ranks;
 use bridge::{AdamWStep, Moments, fused_adamw};
@@ -10,7 +10,7 @@ use trainer::parallel::exchange::{Buffer, Gathering, ReduceOrder, Scattering};
 use trainer::parallel::norm::{block_count, block_sums};
 use trainer::rng::Stream;
 
-/// One, what no vector divides, less than a block and just more, and several megabytes.
+/// One, sizes that no vector divides, less than a block and just more, and several megabytes.
 const SIZES: [i64; 9] = [1, 7, 16, 129, 4_000, 8_191, 65_536, 300_007, 1_100_000];
 
 fn random(name: &str, len: i64) -> Tensor {
@@ -32,7 +32,7 @@ fn bits(tensor: &Tensor) -> Vec<u32> {
     values.into_iter().map(f32::to_bits).collect()
 }
 
-/// Threads divide large tensors: the bits are those of as many threads.
+/// Threads divide large tensors: the bits are compared for equal numbers of threads.
 fn with_threads(check: impl Fn(&str)) {
     for threads in [1, 2] {
         tch::set_num_threads(threads);
@@ -42,7 +42,7 @@ fn with_threads(check: impl Fn(&str)) {
 }
 
 #[test]
-fn slices_are_even_and_begin_with_blocks() {
+fn slices_are_even_and_start_at_blocks() {
     for len in SIZES {
         for replicas in [1, 2, 3, 4, 8, 64] {
             for (first, count) in slices(len, replicas) {
@@ -60,28 +60,28 @@ fn blocks_of_a_norm() {
     with_threads(|what| {
         for len in SIZES {
             let whole = random("grad", len);
-            let due = Vec::<f64>::try_from(block_sums(&whole, len as u64).unwrap()).unwrap();
-            assert_eq!(due.len(), block_count(len as u64), "{what}: {len}");
-            let norm = due.iter().sum::<f64>().sqrt();
+            let expected = Vec::<f64>::try_from(block_sums(&whole, len as u64).unwrap()).unwrap();
+            assert_eq!(expected.len(), block_count(len as u64), "{what}: {len}");
+            let norm = expected.iter().sum::<f64>().sqrt();
             let other = whole.to_kind(Kind::Double).norm().double_value(&[]);
             assert!((norm / other - 1.0).abs() < 1e-12, "{what}: {len}");
             for replicas in [2, 4, 8] {
-                let mut got = vec![0.0; due.len()];
+                let mut found = vec![0.0; expected.len()];
                 for (first, count) in slices(len, replicas) {
                     let block = (first as u64).div_ceil(block_elements(len as u64)) as usize;
                     let slice = whole.narrow(0, first, count);
                     let own = Vec::<f64>::try_from(block_sums(&slice, len as u64).unwrap());
                     let own = own.unwrap();
-                    got[block..block + own.len()].copy_from_slice(&own);
+                    found[block..block + own.len()].copy_from_slice(&own);
                 }
-                assert!(got == due, "{what}: {len} elements, {replicas} replicas");
+                assert!(found == expected, "{what}: {len} elements, {replicas} replicas");
             }
         }
     });
 }
 
 #[test]
-fn an_update() {
+fn adamw_of_slices() {
     let step = AdamWStep {
         step: 3,
         lr: 0.01,
@@ -104,29 +104,29 @@ fn an_update() {
         for len in SIZES {
             let squares = random("sq", len).square();
             let state = [random("param", len), random("grad", len), random("avg", len), squares];
-            let due = update(state.each_ref().map(Tensor::copy));
+            let expected = update(state.each_ref().map(Tensor::copy));
             for replicas in [2, 4, 8] {
-                let mut got = [const { Vec::new() }; 3];
+                let mut found = [const { Vec::new() }; 3];
                 for (first, count) in slices(len, replicas) {
                     let slice = |tensor: &Tensor| tensor.narrow(0, first, count).copy();
                     let part = update(state.each_ref().map(slice));
-                    got.iter_mut().zip(part).for_each(|(all, part)| all.extend(part));
+                    found.iter_mut().zip(part).for_each(|(all, part)| all.extend(part));
                 }
-                assert!(got == due, "{what}: {len} elements, {replicas} replicas");
+                assert!(found == expected, "{what}: {len} elements, {replicas} replicas");
             }
         }
     });
 }
 
 #[test]
-fn a_buffer_gives_back_what_it_was_given() {
+fn a_buffer_round_trips_tensors() {
     for replicas in [1, 2, 4, 8] {
         let tensors: Vec<Tensor> = SIZES.iter().map(|len| random("any", *len)).collect();
         let buffer = Buffer::new(SIZES, replicas);
         let rows = buffer.pack(&tensors).unwrap();
         assert_eq!(rows.numel() % replicas, 0);
-        for (got, due) in buffer.unpack(&rows).unwrap().iter().zip(&tensors) {
-            assert_eq!(bits(got), bits(due), "{replicas} replicas");
+        for (found, expected) in buffer.unpack(&rows).unwrap().iter().zip(&tensors) {
+            assert_eq!(bits(found), bits(expected), "{replicas} replicas");
         }
         let rows = rows.view([replicas as i64, -1]);
         for replica in 0..replicas {
@@ -139,32 +139,32 @@ fn a_buffer_gives_back_what_it_was_given() {
             assert_eq!(bits(&buffer.pack_own(&own).unwrap()), bits(&row));
         }
     }
-    // Half precision travels as it is.
+    // Half precision is not converted.
     let half = Tensor::ones([33], (Kind::BFloat16, Device::Cpu));
     let buffer = Buffer::new([33], 2);
     assert_eq!(buffer.pack(&[half]).unwrap().kind(), Kind::BFloat16);
 }
 
-/// What GPUs exchange as one collective is what others send one another.
+/// GPUs exchange as one collective what CPUs send as messages.
 #[test]
-fn rows_exchanged_at_once_are_those_that_were_sent() {
+fn collective_exchanges_equal_messages() {
     const ROW: i64 = 1_003;
     for dp in [2, 3, 4] {
         let rows = dp as i64;
         ranks::on_ranks(DeviceMesh { dp, ..DeviceMesh::ALONE }, |comm| {
             let group = comm.dp.as_ref().expect("replicas");
-            // Made twice, for rows are added in place.
+            // Made twice, because rows are added in place.
             let packed = || random(&format!("rows of {}", comm.rank), rows * ROW);
             let sent = Scattering::start(group, &packed(), ReduceOrder::Tree, 0).unwrap();
-            let due = sent.finish().unwrap().own(comm.rank).unwrap();
+            let expected = sent.finish().unwrap().own(comm.rank).unwrap();
             let at_once = Scattering::at_once(group, packed().view([rows, ROW])).unwrap();
-            let got = at_once.finish().unwrap().own(comm.rank).unwrap();
-            assert_eq!(bits(&got), bits(&due), "summed by {dp}");
+            let found = at_once.finish().unwrap().own(comm.rank).unwrap();
+            assert_eq!(bits(&found), bits(&expected), "summed by {dp}");
 
-            let due = Gathering::start(group, &due, 1).unwrap().finish().unwrap();
-            let empty = got.new_empty([rows, ROW], (Kind::Float, Device::Cpu));
-            let all = Gathering::at_once(group, empty, &got).unwrap().finish().unwrap();
-            assert_eq!(bits(&all), bits(&due), "gathered by {dp}");
+            let expected = Gathering::start(group, &expected, 1).unwrap().finish().unwrap();
+            let empty = found.new_empty([rows, ROW], (Kind::Float, Device::Cpu));
+            let all = Gathering::at_once(group, empty, &found).unwrap().finish().unwrap();
+            assert_eq!(bits(&all), bits(&expected), "gathered by {dp}");
         });
     }
 }

@@ -1,4 +1,4 @@
-//! Ranks as threads, and what they hold put together.
+//! Ranks as threads, and the global tensors of their parts.
 
 pub mod runs;
 
@@ -27,7 +27,7 @@ pub struct Layout {
     pub reduce: &'static str,
     pub bucket_mib: u64,
     pub recompute: bool,
-    /// Whether inputs of layers wait in files.
+    /// Whether inputs of layers are spilled to files.
     pub spills: bool,
     pub sequence: bool,
     pub stages: &'static [u64],
@@ -54,7 +54,7 @@ impl Layout {
         DeviceMesh { tp: self.tp, pp: self.pp, dp: self.dp, virtual_stages }
     }
 
-    /// As `[parallel]` has it.
+    /// As keys of `[parallel]`.
     pub fn toml(&self) -> String {
         let Layout { tp, pp, virtual_stages, schedule, zero, reduce, bucket_mib, .. } = self;
         let mode = if self.recompute { "full" } else { "none" };
@@ -70,11 +70,10 @@ impl Layout {
     }
 }
 
-/// Held while there are ranks: those of all tests at once are more than a small machine has
-/// patience for.
+/// Held while there are ranks: those of all tests at once would time out on a small machine.
 static ONE_MESH: Mutex<()> = Mutex::new(());
 
-/// Runs `body` on every rank of a mesh, a thread each, and gives what they return.
+/// Runs `body` on every rank of a mesh, a thread each, and returns the results.
 pub fn on_ranks<T: Send>(mesh: DeviceMesh, body: impl Fn(Comm) -> T + Sync) -> Vec<T> {
     on_devices(|_| Device::Cpu, mesh, body)
 }
@@ -153,8 +152,8 @@ fn places(region: &Region, shape: &[u64]) -> Vec<usize> {
     }
 }
 
-/// Puts a rank's pieces into the global tensors, of so many elements; what several ranks have must
-/// be alike.
+/// Puts a rank's pieces into the global tensors of these sizes; copies of several ranks must be
+/// equal.
 pub fn assemble(
     sizes: &[u64],
     pieces: &Pieces,

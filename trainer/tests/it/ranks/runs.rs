@@ -1,4 +1,4 @@
-//! Short runs of small models, and what they end in.
+//! Short runs of small models, and their final state.
 
 use std::collections::BTreeMap;
 
@@ -22,7 +22,7 @@ pub fn steps() -> u64 {
     std::env::var("FEEDLINE_STEPS").ok().and_then(|text| text.parse().ok()).unwrap_or(2)
 }
 
-/// In which numbers a run computes and sends gradients, and more keys of its model.
+/// The dtypes of a run's computation and gradient exchange, and more keys of its model.
 #[derive(Clone, Copy, Debug)]
 pub struct How {
     pub dtype: &'static str,
@@ -68,7 +68,7 @@ pub fn config(family: &str, how: How, layout: &Layout, more: &str) -> Config {
     Config::from_toml("test", &text).expect("a good config")
 }
 
-/// Tokens that are a function of the place alone, some of which do not count.
+/// Tokens that are a function only of the place; some do not count.
 pub fn tokens(first: u64, count: usize, salt: u64) -> (Vec<i64>, Vec<f32>) {
     let random = Stream::new(7 + salt, "tokens");
     let at = |i: usize| first * 1000 + i as u64;
@@ -146,7 +146,7 @@ impl Family for BertBatch {
     }
 }
 
-/// What a run came to: every tensor of the state by its place among the specs, and the reports.
+/// The end of a run: every tensor of the state by its place among the specs, and the reports.
 #[derive(Clone, PartialEq)]
 pub struct End {
     pub tensors: BTreeMap<usize, Vec<u32>>,
@@ -157,7 +157,7 @@ pub fn run<F: Family>(how: How, layout: &Layout) -> End {
     run_on::<F>(|_| Device::Cpu, how, layout)
 }
 
-/// On what each rank computes.
+/// As [`run`], with a device for each rank.
 pub fn run_on<F: Family>(
     device: impl Fn(usize) -> Device + Sync,
     how: How,
@@ -173,7 +173,7 @@ pub fn run_on<F: Family>(
         for step in 0..steps() {
             let batches: Vec<F> = share.iter().map(|micro| F::batch(step, *micro)).collect();
             let report = trainer.step(&config.optim, &batches, step + 1, 0.01).expect("a step");
-            assert!(report.grad_norm > 0.1, "the clip has something to do");
+            assert!(report.grad_norm > 0.1, "the gradient is clipped");
             reports.push((report.loss.to_bits(), report.grad_norm.to_bits()));
         }
         (pieces(&trainer), reports)

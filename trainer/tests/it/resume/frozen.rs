@@ -1,4 +1,4 @@
-//! A trainer that was frozen while another took its run over.
+//! A trainer that is frozen while another takes over its run.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -34,24 +34,24 @@ fn signal(child: &Child, name: &str) {
     assert!(status.is_ok_and(|status| status.success()), "{kill}");
 }
 
-/// Stops a process, and waits until all its threads stand still: a thread that runs on another
-/// core goes on for a moment after the signal.
+/// Stops a process, and waits until all its threads are stopped: a thread on another core runs for
+/// a moment after the signal.
 fn freeze(child: &mut Child) {
     signal(child, "-STOP");
     let tasks = format!("/proc/{}/task", child.id());
     let is_stopped = |stat: String| stat.rsplit(") ").next().is_some_and(|it| it.starts_with('T'));
-    let stands_still = || {
+    let all_stopped = || {
         let threads = fs::read_dir(&tasks).expect("its threads").flatten();
         let mut stats = threads.map(|thread| fs::read_to_string(thread.path().join("stat")));
         stats.all(|stat| stat.is_ok_and(is_stopped))
     };
-    assert!(wait_until(child, stands_still), "it ended by itself");
+    assert!(wait_until(child, all_stopped), "the process ended");
 }
 
-/// It wakes when its successor is done: it ends, not with 0, names the successor, and leaves all
-/// that lies in the run's folder as it was.
+/// It wakes when its successor is done: it ends with an error that names the successor, and changes
+/// no file in the run's folder.
 #[test]
-fn a_trainer_that_was_frozen_ends() {
+fn a_frozen_trainer_ends_after_a_takeover() {
     for (name, more) in [
         ("behind", vec![("checkpoint.every.steps", "1")]),
         ("waiting", vec![("checkpoint.every.steps", "1"), ("checkpoint.async", "false")]),
@@ -63,26 +63,27 @@ fn a_trainer_that_was_frozen_ends() {
         let mut frozen =
             trainer("train", &config).stdout(Stdio::null()).spawn().expect("the binary starts");
         let is_far = || lines(&folder) >= 4 && has_checkpoint(&folder);
-        assert!(wait_until(&mut frozen, is_far), "{name}: it ended by itself");
+        assert!(wait_until(&mut frozen, is_far), "{name}: the run ended early");
         freeze(&mut frozen);
-        // What the silence of a process of another machine comes to.
+        // As after missed heartbeats of a process of another machine.
         for entry in fs::read_dir(folder.join("ckpt")).expect("a folder").flatten() {
             if entry.file_name().to_string_lossy().starts_with(".lease-") {
-                fs::remove_file(entry.path()).expect("ours");
+                fs::remove_file(entry.path()).expect("removable");
             }
         }
         assert_success(&train(&config));
-        let due = files(&folder);
+        let expected = files(&folder);
         signal(&frozen, "-CONT");
         let output = frozen.wait_with_output().expect("its outcome");
         let message = text(&output.stderr);
         assert_eq!(output.status.code(), Some(2), "{name}: {message}");
         assert!(message.contains("was taken over by"), "{name}: {message}");
         let left = files(&folder);
-        // It removes what it had not published: steps, notes of the newest one, marks of retention.
+        // It removes its temporary files: of steps, notes of the newest one, marks of retention.
         let is_its_own = |name: &str| name.contains(".tmp-");
-        let is_same = |name: &&String| is_its_own(name) || left.get(*name) == due.get(*name);
-        let changed: Vec<_> = left.keys().chain(due.keys()).filter(|name| !is_same(name)).collect();
+        let is_same = |name: &&String| is_its_own(name) || left.get(*name) == expected.get(*name);
+        let changed: Vec<_> =
+            left.keys().chain(expected.keys()).filter(|name| !is_same(name)).collect();
         assert!(changed.is_empty(), "{name}: {changed:?} changed: {message}");
     }
 }

@@ -1,4 +1,4 @@
-//! A run that is killed, wherever, and started again ends in the bits of one that never was.
+//! A run that is killed anywhere and restarted is bit-identical to an uninterrupted one.
 
 #![expect(clippy::print_stdout, reason = "a failure shows the seed and the kills before it")]
 
@@ -15,12 +15,12 @@ use crate::common::{Lab, assert_success, spawn_train, text, train};
 use bridge::runtime::signal;
 use trainer::rng::Stream;
 
-/// Longest that a test waits for a process to come somewhere.
+/// The longest wait of a test for the progress of a process.
 const PATIENCE: Duration = Duration::from_secs(120);
 
 const SIGTERM: i32 = 15;
 
-/// `FEEDLINE_SEED=n` repeats what was printed.
+/// `FEEDLINE_SEED=n` repeats a run with the printed seed.
 fn seed() -> u64 {
     let given = std::env::var("FEEDLINE_SEED").ok().and_then(|text| text.parse().ok());
     let seed = given.unwrap_or(20_240_131);
@@ -30,12 +30,12 @@ fn seed() -> u64 {
 
 /// Waits until the condition holds or the process has ended; false if it ended first.
 fn wait_until(child: &mut Child, condition: impl Fn() -> bool) -> bool {
-    let begun = Instant::now();
+    let started = Instant::now();
     while !condition() {
-        if begun.elapsed() > PATIENCE {
+        if started.elapsed() > PATIENCE {
             panic!("waited for {PATIENCE:?}");
         }
-        if child.try_wait().expect("a child of ours").is_some() {
+        if child.try_wait().expect("a child process").is_some() {
             return false;
         }
     }
@@ -52,14 +52,14 @@ fn is_saving(run: &Path) -> bool {
     folder.flatten().any(|entry| entry.file_name().to_string_lossy().starts_with(".tmp-"))
 }
 
-/// Kills a run `kills` times at growing places, every other time within a save, then lets it end.
-/// Gives how many kills left an unfinished save behind.
+/// Kills a run `kills` times at growing steps, every other time within a save, then lets it end.
+/// Returns how many kills left an unfinished save.
 fn kill_and_resume(lab: &Lab, run: &str, config: &Path, kills: u64) -> usize {
     let random = Stream::new(seed(), run);
     let folder = lab.path(run);
     let mut inside = 0;
     for kill in 0..kills {
-        // 48 step lines and 6 of evaluations in all; the last kill comes well before the end.
+        // 48 step lines and 6 of evaluations in all; the last kill is well before the end.
         let line = 1.0 + (kill as f64 + random.uniform(kill)) / kills as f64 * 44.0;
         let pause = Duration::from_micros((random.uniform(1_000 + kill) * 3_000.0) as u64);
         let mut child = spawn_train(config);
@@ -67,13 +67,13 @@ fn kill_and_resume(lab: &Lab, run: &str, config: &Path, kills: u64) -> usize {
         if kill % 2 == 1 {
             alive = alive && wait_until(&mut child, || is_saving(&folder));
         }
-        // Every other one of those comes at once, lest a quick disk be done before.
+        // Every other one of those is immediate, because a quick disk could finish the save first.
         if kill % 4 != 1 {
             std::thread::sleep(pause);
         }
         // SIGKILL.
-        child.kill().expect("a child of ours");
-        let status = child.wait().expect("a child of ours");
+        child.kill().expect("a child process");
+        let status = child.wait().expect("a child process");
         let left = is_saving(&folder);
         inside += usize::from(left);
         println!(
@@ -83,14 +83,14 @@ fn kill_and_resume(lab: &Lab, run: &str, config: &Path, kills: u64) -> usize {
         assert!(alive, "the run ended before kill {kill}");
     }
     assert_success(&train(config));
-    assert!(!is_saving(&folder), "the last start swept what the kills had left");
+    assert!(!is_saving(&folder), "the last start removed the unfinished saves");
     inside
 }
 
 #[test]
 fn ten_kills_change_no_bit() {
     let lab = Lab::new();
-    // Big enough that a save takes a while: half of the kills are to hit one.
+    // Big enough that a save takes a while: half of the kills must hit one.
     let size = [("model.hidden", "256")];
     assert_success(&train(&lab.config("whole", &size)));
     let inside = kill_and_resume(&lab, "killed", &lab.config("killed", &size), 10);
@@ -106,7 +106,7 @@ fn kills_change_no_bit_in_bf16() {
     assert_success(&train(&lab.config("whole", &bf16)));
     kill_and_resume(&lab, "killed", &lab.config("killed", &bf16), 3);
     lab.assert_same("killed", "whole");
-    // And it is another computation than fp32's, or this would be the test above.
+    // The computation differs from that in fp32; otherwise this would be the test above.
     assert_success(&train(&lab.config("fp32", &[])));
     assert_ne!(lab.log_lines("fp32"), lab.log_lines("whole"));
 }
@@ -128,7 +128,7 @@ fn kills_change_no_bit_in_fp16() {
 }
 
 #[test]
-fn sigterm_saves_and_says_so() {
+fn sigterm_saves_and_exits_with_75() {
     let lab = Lab::new();
     assert_success(&train(&lab.config("whole", &[])));
     let config = lab.config("stopped", &[("checkpoint.every.steps", "0")]);
@@ -146,7 +146,7 @@ fn sigterm_saves_and_says_so() {
 }
 
 #[test]
-fn max_wall_saves_and_says_so() {
+fn max_wall_saves_and_exits_with_75() {
     let lab = Lab::new();
     let wall = [("run.max_wall", "'1s'"), ("run.budget", "{ steps = 1000000 }")];
     let config = lab.config("run", &[&wall[..], &[("checkpoint.every.steps", "0")]].concat());
@@ -156,7 +156,7 @@ fn max_wall_saves_and_says_so() {
 }
 
 #[test]
-fn a_run_that_is_done_stays_as_it_is() {
+fn a_finished_run_is_not_changed() {
     let lab = Lab::new();
     let config = lab.config("run", &[]);
     assert_success(&train(&config));

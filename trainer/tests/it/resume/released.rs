@@ -1,4 +1,4 @@
-//! What version 0.1 wrote is still read.
+//! Checkpoints of version 0.1 can still be read.
 
 use std::fs;
 use std::path::Path;
@@ -7,7 +7,7 @@ use crate::common::{Lab, assert_success, text, train};
 use ckpt::Checkpoints;
 use storage::Key;
 
-/// Eight steps of so small a model that a checkpoint of it fits into the repository.
+/// Eight steps of a model that is small enough for a checkpoint in the repository.
 const SMALL: [(&str, &str); 7] = [
     ("run.budget", "{ steps = 8 }"),
     ("run.seed", "11"),
@@ -24,7 +24,7 @@ const LOSSES: [f64; 4] = [6.185_925_7, 6.180_105_8, 6.171_485_6, 6.172_323_7];
 const LOSS_ERROR_MAX: f64 = 1e-4;
 
 #[test]
-fn a_checkpoint_of_a_version_before_is_resumed() {
+fn a_checkpoint_of_version_0_1_is_resumed() {
     let released = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/released");
     let lab = Lab::new();
     let config = lab.config("run", &SMALL);

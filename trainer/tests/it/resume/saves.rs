@@ -1,5 +1,5 @@
-//! Saves behind the run: in another process, to a second store, with little time, and what a run
-//! starts with.
+//! Asynchronous saves: in another process, to a second store, with little time; and the start of a
+//! run from a checkpoint.
 
 use std::fs;
 use std::path::Path;
@@ -10,16 +10,16 @@ use crate::common::{Lab, assert_success, spawn_train, text, train};
 use bridge::runtime;
 use trainer::rng::Stream;
 
-/// Longest that a test waits for a process to come somewhere.
+/// The longest wait of a test for the progress of a process.
 const PATIENCE: Duration = Duration::from_secs(120);
 
 fn wait_until(child: &mut Child, condition: impl Fn() -> bool) {
-    let begun = Instant::now();
+    let started = Instant::now();
     while !condition() {
-        if begun.elapsed() > PATIENCE {
+        if started.elapsed() > PATIENCE {
             panic!("waited for {PATIENCE:?}");
         }
-        assert!(child.try_wait().expect("a child of ours").is_none(), "it ended before");
+        assert!(child.try_wait().expect("a child process").is_none(), "the run ended early");
         std::thread::sleep(Duration::from_millis(1));
     }
 }
@@ -33,7 +33,7 @@ const SIGUSR1: i32 = 10;
 const SIGTERM: i32 = 15;
 
 fn signal(child: &Child, signal: i32) {
-    assert!(runtime::signal(child.id(), signal), "a child of ours");
+    assert!(runtime::signal(child.id(), signal), "a child process");
 }
 
 /// The steps in a folder of checkpoints.
@@ -45,16 +45,16 @@ fn steps(folder: &Path) -> Vec<u64> {
     steps
 }
 
-/// Behind the run, by waiting for it, and by another process: the same checkpoints.
+/// Asynchronous saves, blocking saves and saves by an agent: the same checkpoints.
 #[test]
-fn every_way_of_saving_saves_the_same() {
+fn all_save_modes_write_the_same_checkpoints() {
     let lab = Lab::new();
-    for (run, ways) in [
+    for (run, keys) in [
         ("behind", &[][..]),
         ("waiting", &[("checkpoint.async", "false")]),
         ("agent", &[("checkpoint.agent", "true"), ("checkpoint.keep.every", "20")]),
     ] {
-        assert_success(&train(&lab.config(run, ways)));
+        assert_success(&train(&lab.config(run, keys)));
         lab.assert_same(run, "behind");
     }
     assert_eq!(steps(&lab.path("behind/ckpt")), [44, 48]);
@@ -62,51 +62,51 @@ fn every_way_of_saving_saves_the_same() {
     assert_eq!(steps(&lab.path("agent/ckpt")), [20, 40, 44, 48]);
 }
 
-/// What an agent copied before its trainer was killed is saved, and the next run finds it, though
-/// it may have to wait.
+/// The agent saves what it copied before its trainer was killed, and the next run finds it, after a
+/// wait if necessary.
 #[test]
-fn kills_lose_nothing_that_an_agent_has() {
+fn kills_lose_nothing_that_an_agent_copied() {
     let lab = Lab::new();
     let size = [("model.hidden", "192"), ("checkpoint.agent", "true")];
     assert_success(&train(&lab.config("whole", &size[..1])));
     let config = lab.config("killed", &size);
     let (random, folder) = (Stream::new(71, "agent"), lab.path("killed"));
     for kill in 0..4 {
-        // A step line after which a save begins at once.
+        // A step line after which a save starts at once.
         let line = 4 + 10 * kill as usize + (random.uniform(kill) * 6.0) as usize;
         let mut child = spawn_train(&config);
         wait_until(&mut child, || lines(&folder) >= line);
         std::thread::sleep(Duration::from_micros((random.uniform(100 + kill) * 9_000.0) as u64));
-        child.kill().expect("a child of ours");
-        child.wait().expect("a child of ours");
+        child.kill().expect("a child process");
+        child.wait().expect("a child process");
         println!("kill {kill}: after line {}", lines(&folder));
     }
     assert_success(&train(&config));
     lab.assert_same("killed", "whole");
 }
 
-/// The machine is lost with its disk: the run goes on from the second store.
+/// The machine is lost with its disk: the run resumes from the second store.
 #[test]
-fn a_run_goes_on_from_the_second_store() {
+fn a_run_resumes_from_the_second_store() {
     let lab = Lab::new();
     assert_success(&train(&lab.config("whole", &[])));
-    let far = lab.path("far");
-    let url = format!("'{}'", far.display());
+    let second = lab.path("second");
+    let url = format!("'{}'", second.display());
     let config = lab.config("run", &[("checkpoint.drain_to", &url)]);
     let mut child = spawn_train(&config);
-    wait_until(&mut child, || steps(&far).last() >= Some(&12));
+    wait_until(&mut child, || steps(&second).last() >= Some(&12));
     signal(&child, SIGTERM);
-    assert_eq!(child.wait().expect("a child of ours").code(), Some(75));
+    assert_eq!(child.wait().expect("a child process").code(), Some(75));
     fs::remove_dir_all(lab.path("run/ckpt")).expect("it is there");
     let output = train(&config);
     assert_success(&output);
-    let words = text(&output.stderr);
-    assert!(words.contains(&format!("resuming from {}", far.display())), "{words}");
+    let stderr = text(&output.stderr);
+    assert!(stderr.contains(&format!("resuming from {}", second.display())), "{stderr}");
     lab.assert_same("run", "whole");
-    assert_eq!(steps(&far), [44, 48], "all are there when the run ends, and no more than are kept");
+    assert_eq!(steps(&second), [44, 48], "all retained steps are copied when the run ends");
 }
 
-/// A signal while a save is under way, again and again: each time the run is saved.
+/// Repeated signals during a save: each time the run is saved.
 #[test]
 fn signals_lose_no_step() {
     let lab = Lab::new();
@@ -117,18 +117,18 @@ fn signals_lose_no_step() {
         let mut child = spawn_train(&config);
         wait_until(&mut child, || lines(&folder) >= line);
         signal(&child, sent);
-        assert_eq!(child.wait().expect("a child of ours").code(), Some(75));
+        assert_eq!(child.wait().expect("a child process").code(), Some(75));
         let step = steps(&folder.join("ckpt")).last().copied().unwrap_or(0);
         let logged = lab.log_lines("run").last().map(|line| line["step"].as_u64());
-        assert_eq!(logged, Some(Some(step)), "nothing is lost that was logged");
+        assert_eq!(logged, Some(Some(step)), "every logged step is saved");
     }
     assert_success(&train(&config));
     lab.assert_same("run", "whole");
 }
 
-/// Only the weights of another run: the steps begin anew, and go on with its own afterwards.
+/// Only the weights of another run: steps start at 1, and the run then resumes from its own.
 #[test]
-fn a_run_begins_with_the_weights_of_another() {
+fn a_run_starts_with_the_weights_of_another() {
     let lab = Lab::new();
     assert_success(&train(&lab.config("base", &[])));
     let base = format!("'{}'", lab.path("base/ckpt/step-000000000048").display());
@@ -152,12 +152,12 @@ fn a_run_begins_with_the_weights_of_another() {
     assert!(text(&output.stderr).contains("resuming from"), "{}", text(&output.stderr));
     assert_eq!(lab.final_tensors("tuned"), before);
 
-    // Of another shape it is refused, tensor by tensor.
+    // Weights of another shape are refused, tensor by tensor.
     let other = [&tuned[..], &[("model.hidden", "32")]].concat();
     let output = train(&lab.config("other", &other));
     assert_eq!(output.status.code(), Some(2));
-    let words = text(&output.stderr);
-    for due in ["model does not match", "different: ", "transformer.h.0.attn.c_attn.weight"] {
-        assert!(words.contains(due), "{due:?} is not in: {words}");
+    let stderr = text(&output.stderr);
+    for expected in ["model does not match", "different: ", "transformer.h.0.attn.c_attn.weight"] {
+        assert!(stderr.contains(expected), "{expected:?} is not in: {stderr}");
     }
 }

@@ -10,10 +10,10 @@ use bridge::dist::{Group, GroupOptions, Store};
 
 pub use ports::free_port;
 
-/// Far more than any operation takes, also on a machine that is busy.
+/// Far more than any operation takes, also on a busy machine.
 pub const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Runs `body` on `size` ranks and gives what each returned.
+/// Runs `body` on `size` ranks and returns the results.
 pub fn stores<T: Send>(size: usize, body: impl Fn(usize, Store) -> T + Sync) -> Vec<T> {
     let server = Store::serve("127.0.0.1", 0, PATIENCE).unwrap();
     let port = server.port();
@@ -33,7 +33,7 @@ pub fn stores<T: Send>(size: usize, body: impl Fn(usize, Store) -> T + Sync) -> 
     })
 }
 
-/// Tells the others what a rank waits for, as long as it lives: as a watchdog does.
+/// Reports to the others what a rank waits for, until it is dropped, as a watchdog does.
 pub struct Pulse {
     /// Dropped to end the thread.
     stop: Option<Sender<()>>,
@@ -43,7 +43,7 @@ pub struct Pulse {
 impl Drop for Pulse {
     fn drop(&mut self) {
         drop(self.stop.take());
-        // A process must not end while libtorch is being asked on a thread of it.
+        // A process must not end while one of its threads is in a call of libtorch.
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }
@@ -54,9 +54,9 @@ pub fn pulse(store: &Store) -> Pulse {
     let store = store.again().unwrap();
     let (stop, stopped) = mpsc::channel();
     let thread = thread::spawn(move || {
-        let beat = Duration::from_millis(50);
-        while stopped.recv_timeout(beat) == Err(RecvTimeoutError::Timeout) {
-            if store.tell_waits(beat).is_err() {
+        let interval = Duration::from_millis(50);
+        while stopped.recv_timeout(interval) == Err(RecvTimeoutError::Timeout) {
+            if store.tell_waits(interval).is_err() {
                 return;
             }
         }

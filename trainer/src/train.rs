@@ -29,7 +29,7 @@ use crate::device;
 use crate::dtype::peak_flop_per_s;
 use crate::launch::comm::Comm;
 use crate::launch::local::WAITING;
-use crate::launch::rank_group::{self, RankGroup};
+use crate::launch::rank_group::{RankGroup, any};
 use crate::launch::{StartupStage, Watchdog, World};
 use crate::plan::{PlanInputs, RunPlan, process_memory};
 use crate::step::Trainer;
@@ -166,9 +166,7 @@ impl<'a> TrainingLoop<'a> {
         let restore = || Self::restore(config, host, group, comm, data);
         let mut run = group.stage(StartupStage::Checkpoint, restore)?;
         run._watchdog = watchdog;
-        group.stage(StartupStage::FirstCollective, || {
-            rank_group::any(run.trainer.comm(), [false])
-        })?;
+        group.stage(StartupStage::FirstCollective, || any(run.trainer.comm(), [false]))?;
         group.ready();
         Ok(run)
     }
@@ -251,14 +249,13 @@ impl<'a> TrainingLoop<'a> {
                 break;
             }
             // Signals and clocks differ between ranks, so the ranks combine their flags.
-            let out_of_time =
-                self.config.run.max_wall.is_some_and(|max| started.elapsed() >= max.0);
-            let here = [self.stop.load(Ordering::Relaxed), out_of_time, self.save_is_due()];
-            let [stop, out_of_time, save] = rank_group::any(self.trainer.comm(), here)?;
+            let timed_out = self.config.run.max_wall.is_some_and(|max| started.elapsed() >= max.0);
+            let here = [self.stop.load(Ordering::Relaxed), timed_out, self.save_is_due()];
+            let [stop, timed_out, save] = any(self.trainer.comm(), here)?;
             if stop {
                 return self.stop_until(Some(step_started + self.config.checkpoint.grace.0));
             }
-            if out_of_time {
+            if timed_out {
                 return self.stop_until(None);
             }
             if save {
@@ -282,7 +279,7 @@ impl<'a> TrainingLoop<'a> {
         let ended = self.saver.finish_until(until);
         // If one rank has no time for a save, or cannot save, no rank starts one.
         let is_late = !matches!(ended, Ok(true));
-        let [is_late] = rank_group::any(self.trainer.comm(), [is_late])?;
+        let [is_late] = any(self.trainer.comm(), [is_late])?;
         ended?;
         if !is_late && self.saved_step != self.progress.step {
             self.save()?;

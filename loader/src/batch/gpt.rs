@@ -223,8 +223,8 @@ impl Assemble for GptAssemble {
     }
 }
 
-/// Tokens per copy: 2 KiB. glibc makes longer copies by `rep movsb`, which is 10 to 20 times slower on
-/// AMD's Zen 3 and 4 if source and destination have unequal alignment, as here: one token apart.
+/// Tokens per copy: 2 KiB. glibc makes longer copies by `rep movsb`, which is 10 to 20 times slower
+/// on AMD's Zen 3 and 4 if source and destination have unequal alignment, as here: one token apart.
 /// <https://lunnova.dev/articles/ryzen-slow-short-rep-mov>
 const COPY_TOKENS: usize = 256;
 

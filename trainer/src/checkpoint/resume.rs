@@ -107,12 +107,10 @@ impl CheckpointFolder {
                 } else {
                     "starting with the weights of"
                 };
-                log_on_first(group, || format!("checkpoint: {what} {}", checkpoint.display()));
+                note(group, || format!("checkpoint: {what} {}", checkpoint.display()));
                 Ok(progress)
             }
-            (ResumePoint::Given(_) | ResumePoint::Anew, _) => {
-                start_from_scratch(start.config, group, trainer)
-            }
+            (ResumePoint::Given(_) | ResumePoint::Anew, _) => init(start.config, group, trainer),
         }
     }
 
@@ -165,9 +163,7 @@ impl CheckpointFolder {
                     bad.push(format!("step {step} is corrupt"));
                 }
                 Ok((progress, checkpoint)) => {
-                    log_on_first(group, || {
-                        format!("checkpoint: resuming from {}", checkpoint.display())
-                    });
+                    note(group, || format!("checkpoint: resuming from {}", checkpoint.display()));
                     if group.is_first() {
                         self.set_aside(&damaged, start.lease)?;
                     }
@@ -179,7 +175,7 @@ impl CheckpointFolder {
         let named = names.filter(|name| name.starts_with("step-"));
         bad.extend(named.map(|name| format!("{name} is corrupt")));
         if bad.is_empty() {
-            return start_from_scratch(start.config, group, trainer);
+            return init(start.config, group, trainer);
         }
         Err(Error::Mismatch(Incompatible {
             operation: format!("cannot load a step of {}", start.config.checkpoint_dir()),
@@ -272,20 +268,14 @@ fn failed_elsewhere() -> Error {
     Error::Bridge(bridge::Error::Peer { operation, text })
 }
 
-fn log_on_first(group: &RankGroup, text: impl FnOnce() -> String) {
+fn note(group: &RankGroup, text: impl FnOnce() -> String) {
     if group.is_first() {
         log::info!("{}", text());
     }
 }
 
-fn start_from_scratch(
-    config: &Config,
-    group: &RankGroup,
-    trainer: &mut Trainer,
-) -> Result<TrainingProgress> {
-    log_on_first(group, || {
-        format!("checkpoint: none; starting from scratch, seed {}", config.run.seed)
-    });
+fn init(config: &Config, group: &RankGroup, trainer: &mut Trainer) -> Result<TrainingProgress> {
+    note(group, || format!("checkpoint: none; starting from scratch, seed {}", config.run.seed));
     trainer.init_weights(config.run.seed)?;
     Ok(TrainingProgress::default())
 }

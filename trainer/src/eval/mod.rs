@@ -54,10 +54,7 @@ pub fn judge(trained: &Trained, rows: &[ScoredRow]) -> Result<Vec<Vec<TokenScore
     let columns = rows.iter().map(|row| row.tokens.len() - 1).max().unwrap_or(0);
     let (mut ids, mut places, mut labels) = (Vec::new(), Vec::new(), Vec::new());
     for (at, row) in rows.iter().enumerate() {
-        assert!(
-            0 < row.counts_from && row.counts_from < row.tokens.len(),
-            "a row has no token that counts"
-        );
+        assert!(0 < row.counts_from && row.counts_from < row.tokens.len(), "no token counts");
         trained.check_tokens(&row.tokens)?;
         let seen = row.tokens[..row.tokens.len() - 1].iter().copied().map(i64::from);
         // The padding is last, and no token that counts attends to it.
@@ -82,12 +79,11 @@ pub fn judge(trained: &Trained, rows: &[ScoredRow]) -> Result<Vec<Vec<TokenScore
 }
 
 fn score(logits: &Tensor, labels: &[i64], scores: &mut Vec<TokenScore>) -> Result<()> {
-    let expected = Tensor::f_from_slice(labels)?.f_to_device(logits.device())?;
+    let ids = Tensor::f_from_slice(labels)?.f_to_device(logits.device())?;
     let log_probs = logits.f_log_softmax(1, Kind::Float)?;
-    let losses =
-        log_probs.f_gather(1, &expected.f_unsqueeze(1)?, false)?.f_squeeze_dim(1)?.f_neg()?;
+    let losses = log_probs.f_gather(1, &ids.f_unsqueeze(1)?, false)?.f_squeeze_dim(1)?.f_neg()?;
     let losses = Vec::<f64>::try_from(losses.f_to_kind(Kind::Double)?)?;
-    let right = Vec::<bool>::try_from(logits.f_argmax(1, false)?.f_eq_tensor(&expected)?)?;
+    let right = Vec::<bool>::try_from(logits.f_argmax(1, false)?.f_eq_tensor(&ids)?)?;
     let both = losses.into_iter().zip(right);
     scores.extend(both.map(|(loss, is_likeliest)| TokenScore { loss, is_likeliest }));
     Ok(())

@@ -94,7 +94,7 @@ impl Trained {
             let vocab = logits.len() / samples.len().max(1);
             for (number, sample) in samples.iter_mut().enumerate() {
                 let logits = &logits[number * vocab..][..vocab];
-                if let Some(token) = sample.next_token(logits, place, options) {
+                if let Some(token) = sample.next(logits, place, options) {
                     emit(number, token)?;
                 }
             }
@@ -116,7 +116,7 @@ impl Trained {
             samples.iter().flat_map(|sample| &sample.text[seen..]).copied().collect();
         let rows = samples.len() as i64; // fits: of memory
         let tokens = Tensor::f_from_slice(&new)?.f_view([rows, -1])?.f_to_device(self.device())?;
-        let hidden = self.stage.decode(&self.leaves, &tokens, cache)?;
+        let hidden = self.stage.next(&self.leaves, &tokens, cache)?;
         let last = hidden.f_view([rows, tokens.size()[1], -1])?.f_select(1, -1)?;
         Ok(Vec::<f32>::try_from(self.logits(&last)?.f_reshape([-1])?)?)
     }
@@ -144,12 +144,7 @@ struct Sample {
 impl Sample {
     /// Chooses the next token; `None` if the text has ended. A token is added in any case, because
     /// all texts have the same length.
-    fn next_token(
-        &mut self,
-        logits: &[f32],
-        place: usize,
-        options: &GenerateOptions,
-    ) -> Option<u32> {
+    fn next(&mut self, logits: &[f32], place: usize, options: &GenerateOptions) -> Option<u32> {
         let stop = options.stop.filter(|_| !self.has_ended);
         let barred = stop.filter(|_| place < options.tokens_min);
         let token = options.sampling.choose(logits, barred, self.random.uniform(place as u64));

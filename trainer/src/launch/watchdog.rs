@@ -87,12 +87,11 @@ struct Watch {
 }
 
 impl Watch {
-    fn publish(&self, heartbeats: u64, doing: &str) -> bridge::Result<()> {
+    fn publish(&self, count: u64, doing: &str) -> bridge::Result<()> {
         self.store.tell_waits(self.interval / 4)?;
         let waits = self.store.waits();
         let text = describe(doing, waits.first());
-        self.store
-            .set(&format!("doing/{}", self.rank), format!("{heartbeats}\n{text}").as_bytes())?;
+        self.store.set(&format!("doing/{}", self.rank), format!("{count}\n{text}").as_bytes())?;
         if waits.first().is_some_and(|wait| wait.age >= self.limit) && self.is_first()? {
             self.report(&text)?;
         }

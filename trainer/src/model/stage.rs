@@ -340,12 +340,7 @@ impl Stage {
     ///
     /// # Panics
     /// If there is an encoder, and the cache is not from [`Stage::read`].
-    pub fn decode(
-        &self,
-        leaves: &[Tensor],
-        tokens: &Tensor,
-        cache: &mut KvCache,
-    ) -> Result<Tensor> {
+    pub fn next(&self, leaves: &[Tensor], tokens: &Tensor, cache: &mut KvCache) -> Result<Tensor> {
         let begin = self.model.family().decoder().ok_or_else(|| {
             Error::Mismatch(Incompatible::new(
                 "cannot generate text",

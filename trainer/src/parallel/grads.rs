@@ -89,8 +89,7 @@ impl<'a> Grads<'a> {
             return Ok(());
         }
         let (grads, _) = std::mem::replace(&mut self.filling[bucket], empty(&self.buckets[bucket]));
-        let grads: Vec<Tensor> =
-            grads.into_iter().map(|grad| grad.expect("all units were put")).collect();
+        let grads: Vec<Tensor> = grads.into_iter().map(|grad| grad.expect("all are set")).collect();
         match (self.group, self.rules.share) {
             (Some(_), MicroBatchShare::Stride) => {
                 while self.in_flight.len() >= IN_FLIGHT_MAX {

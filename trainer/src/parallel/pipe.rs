@@ -77,7 +77,7 @@ impl<'a> Pipe<'a> {
     ///
     /// # Errors
     /// [`crate::Error::Bridge`], [`crate::Error::Torch`].
-    pub fn post_receives(
+    pub fn post_recvs(
         &mut self,
         actions: &[Action],
         shapes: impl Fn(&Action) -> Vec<Vec<i64>>,

@@ -130,9 +130,7 @@ impl<'a> ScheduleRun<'a> {
             let mut input = None;
             if let Some(pipe) = &mut self.pipe {
                 let (parts, rows) = (self.parts, self.rows);
-                pipe.post_receives(&actions[at..], |action| {
-                    parts.shapes(action, rows[action.micro])
-                })?;
+                pipe.post_recvs(&actions[at..], |action| parts.shapes(action, rows[action.micro]))?;
                 input = pipe.take(action)?;
             }
             self.parts.activity.set(|| action.to_string());
@@ -185,8 +183,7 @@ impl<'a> ScheduleRun<'a> {
         let chunk = &parts.chunks[action.chunk];
         let micro = &self.micros[action.micro];
         let is_last = action.micro + 1 == self.micros.len();
-        let passes =
-            self.kept.remove(&(action.micro, action.chunk)).expect("its forward pass is done");
+        let passes = self.kept.remove(&(action.micro, action.chunk)).expect("ran forward");
         let (mut outs, mut head) = (received, Vec::new());
         for (&piece, pass) in chunk.pieces.iter().zip(passes).rev() {
             let UnitRange { stage, uses, buckets, .. } = &parts.pieces[piece];

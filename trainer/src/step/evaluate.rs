@@ -60,7 +60,7 @@ impl Trainer {
             let mut input = None;
             if let Some(pipe) = &mut pipe {
                 let rows = |action: &Action| batches[action.micro].rows() as i64; // fits: of memory
-                pipe.post_receives(&actions[at..], |action| parts.shapes(action, rows(action)))?;
+                pipe.post_recvs(&actions[at..], |action| parts.shapes(action, rows(action)))?;
                 input = pipe.take(action)?;
             }
             let micro = batch.micro(LossWeights { token: 1.0, sample: 0.0 })?;

@@ -8,7 +8,8 @@
 //! - CPM-2: every load sets the loss scale to 4096; Paddle does not save it. The same, in fp16.
 //! - CPM-2: offsets of 16 bits wrap in long documents, lines of five million characters end the
 //!   work, no two runs hide the same spans. `preprocess/tests/it/spans.rs`:
-//!   `what_does_not_fit_is_refused`, `what_is_dropped`, `spans_depend_on_seed_and_document_alone`.
+//!   `documents_beyond_the_limits_of_the_dtypes_are_refused`,
+//!   `long_lines_and_short_documents_are_dropped`, `spans_depend_on_seed_and_document_alone`.
 //! - CPM-2: ranks build one index at once. `indexed/tests/it/gpt_cache.rs`:
 //!   `two_concurrent_builders_leave_one_cache`.
 //! - CPM-2: an index is not named after split and tokenizer.

@@ -25,14 +25,14 @@ fn cached_decoding_equals_a_full_pass() {
     let tokens: Vec<i64> = (0..20).map(|i| i * 29 % 97).collect();
     let at_once = {
         let tokens = Tensor::from_slice(&tokens).unsqueeze(0);
-        stage.decode(&leaves, &tokens, &mut KvCache::default()).unwrap()
+        stage.next(&leaves, &tokens, &mut KvCache::default()).unwrap()
     };
     let mut cache = KvCache::default();
     // A prompt of seven, then one by one.
     let mut start = 0;
     for end in [7].into_iter().chain(8..=20) {
         let new = Tensor::from_slice(&tokens[start..end]).unsqueeze(0);
-        let hidden = stage.decode(&leaves, &new, &mut cache).unwrap();
+        let hidden = stage.next(&leaves, &new, &mut cache).unwrap();
         let expected = at_once.narrow(0, start as i64, (end - start) as i64);
         let error = (hidden - expected).abs().max().double_value(&[]);
         assert!(error < 1e-5, "tokens {start} to {end}: off by {error}");

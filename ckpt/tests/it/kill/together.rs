@@ -36,7 +36,7 @@ fn child_saves_with_others_until_one_is_killed() {
     let steps = Checkpoints::open(store, Key::new("run").unwrap());
     let steps = Arc::new(steps.with_options(SERIAL).with_patience(PATIENCE));
     let writer: usize = writer.parse().unwrap();
-    let is_async = round.parse::<u64>().unwrap() % 2 == 1;
+    let in_background = round.parse::<u64>().unwrap() % 2 == 1;
     let background = AsyncSaver::new(Arc::clone(&steps), Default::default()).unwrap();
     // No step is saved until all processes run: until then, all see the same newest step.
     let first = steps.newest().unwrap().map_or(0, |newest| newest.step() + 1);
@@ -44,7 +44,7 @@ fn child_saves_with_others_until_one_is_killed() {
         let token = format!("{round}-{step}");
         let together = JointSaveOptions { token: &token, writer, deadline: DEADLINE };
         let ranks = Ranks::new(&State::of_model(step), WRITERS, LIMITS);
-        let saved = if is_async {
+        let saved = if in_background {
             let started = ranks.begin(&background, step, &together);
             started.and_then(|started| started.save.unwrap().wait())
         } else {

@@ -83,9 +83,9 @@ Examples:
     /// Write the intact part of a damaged dataset under another name.
     ///
     /// A document index that is missing (CPM-2, Yuan) or damaged is replaced by one document per
-    /// sequence. Wrong pointers are computed again. Of a truncated .bin, the complete documents are
-    /// retained. The source is not changed. After a kill, the same command removes the unfinished
-    /// output.
+    /// sequence. Wrong pointers are recomputed. If the .bin is truncated, its complete documents
+    /// are retained. The source is not changed. After a kill, the same command removes the
+    /// unfinished output.
     ///
     /// Exit code 0: written, or nothing to repair. 2: the header of the .idx cannot be read.
     #[command(after_help = "\
@@ -111,7 +111,7 @@ Examples:
     ///
     /// With --hash, also print a SHA-256 of all tokens: it is the same on every store, after every
     /// resume, and for Megatron's own GPTDataset. With --show, print the text of samples of a run
-    /// instead, for example those before a spike of the loss.
+    /// instead, for example those before a loss spike.
     ///
     /// Exit code 0: read. 2: a read or the index failed.
     #[command(after_help = "\
@@ -126,8 +126,8 @@ Examples:
     Ckpt(CkptVerb),
     /// Measure stores with the reads and writes of a training run, and compare them.
     ///
-    /// Targets are measured in turn, in rounds, with direct I/O where the store supports it. All
-    /// files that are written are removed, also after Ctrl-C.
+    /// Targets are measured in turn, in rounds, with direct I/O where the store supports it. The
+    /// benchmark removes all files that it writes, also after Ctrl-C.
     ///
     /// Exit code 0: measured. 2: not measured.
     #[command(after_help = "\
@@ -142,10 +142,10 @@ Examples:
     Offload(OffloadVerb),
     /// Find what will slow down or stop a training run here, with its effect and its fix.
     ///
-    /// Of a folder: its mount, free space, file system behavior and clock, tested in a temporary
-    /// folder. Of a bucket: permissions, and the consistency rules of S3. Of a config: every path
-    /// in it, whether the data exists, and whether the checkpoints fit. A check that exceeds
-    /// --timeout is reported by name.
+    /// For a folder, the command checks the mount, the free space, the file system behavior and the
+    /// clock, with tests in a temporary folder. For a bucket, it checks permissions and the
+    /// consistency rules of S3. For a config, it checks every path, whether the data exists, and
+    /// whether the checkpoints fit. A check that exceeds --timeout is reported by name.
     ///
     /// Exit code 0: nothing found. 1: something found. 2: the config cannot be read.
     #[command(after_help = "\
@@ -244,12 +244,12 @@ impl Subject {
     }
 }
 
-/// What happens to the unfinished output of an earlier run.
+/// Treatment of the unfinished output of an earlier run.
 #[derive(Debug, Args)]
 pub struct RestartArg {
     /// Also remove unfinished output of a run on another machine or in another container.
     ///
-    /// Whether such a run still writes cannot be checked from here: make sure that it has ended.
+    /// The command cannot check whether such a run still writes: make sure that it has ended.
     /// Unfinished output of a killed run on this machine is always removed.
     #[arg(long)]
     pub restart: bool,
@@ -316,7 +316,7 @@ impl Convert {
 
 #[derive(Debug, Args)]
 pub struct Merge {
-    /// Prefixes, in order, or folders, of which all prefixes are merged.
+    /// Prefixes in order, or folders whose prefixes are all merged.
     #[arg(long, required = true, num_args = 1.., value_name = "PREFIX|FOLDER")]
     pub input: Vec<String>,
     /// Prefix of the output.
@@ -330,7 +330,7 @@ pub struct Merge {
     pub multimodal: bool,
     /// Merge the shards of a dataset although some are missing.
     ///
-    /// Shards whose input changed between them are refused in any case.
+    /// Shards are refused in any case if an input changed between their runs.
     #[arg(long)]
     pub partial: bool,
     /// Read the sources and compare them with their manifests before merging.
@@ -346,7 +346,7 @@ pub struct Merge {
     pub json: bool,
 }
 
-/// As on the command line.
+/// Value of `--order`.
 #[derive(Clone, Copy, Debug, clap::ValueEnum)]
 pub enum OrderArg {
     /// By name, as Megatron does: _10 is before _2.

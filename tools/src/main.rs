@@ -109,7 +109,7 @@ fn run_samples(args: &samples::SamplesArgs) -> Result<()> {
     print_value(args.json, &read, read.text())
 }
 
-/// Runs a command that writes. Ctrl-C ends it, and nothing stays but what the same command resumes.
+/// Runs a command that writes. After Ctrl-C, only files remain that the same command resumes.
 fn run_writing<T>(act: impl FnOnce(&Arc<CancellableJob>) -> Result<T>) -> Result<T> {
     let work = CancellableJob::at_signals()?;
     work.end(act(&work))

@@ -39,13 +39,13 @@ Examples:
 pub(crate) struct Cli {
     /// Files, folders, patterns or pipes to read, in order; - is standard input
     ///
-    /// Files are .jsonl, .json, .txt or .parquet, plain or compressed (.zst, .gz, .bz2, .xz).
-    /// A pattern such as 'data/**/*.jsonl.zst' is quoted, so that the shell does not expand it.
+    /// Files are .jsonl, .json, .txt or .parquet, plain or compressed (.zst, .gz, .bz2, .xz). Quote
+    /// a pattern such as 'data/**/*.jsonl.zst', so that the shell does not expand it.
     #[arg(long, aliases = ["input", "input-path"], value_name = "FILE", num_args = 1..)]
     #[arg(required_unless_present_any = ["export_vocab", "completions"], help_heading = "Input")]
     json_in: Vec<String>,
 
-    /// Keys that hold texts; each gives a dataset of its own
+    /// Keys that hold texts; each gives a separate dataset
     #[arg(long, aliases = ["json-keys", "jsonl-keys"], value_name = "KEY", num_args = 1..)]
     #[arg(default_value = "text", value_delimiter = ',', help_heading = "Input")]
     json_key: Vec<String>,
@@ -53,7 +53,7 @@ pub(crate) struct Cli {
     #[command(flatten, next_help_heading = "Input")]
     input: crate::cli::input::InputArgs,
 
-    /// Effect of a bad line; one longer than --line-max always ends the run
+    /// Action on a bad line; a line longer than --line-max always ends the run
     #[arg(long, value_enum, default_value_t, help_heading = "Input")]
     on_error: CliOnError,
 
@@ -67,7 +67,7 @@ pub(crate) struct Cli {
     #[arg(long, value_name = "SIZE", default_value = "1GiB", help_heading = "Input")]
     line_max: ByteSize,
 
-    /// Bytes that are read and cut at a time; the outputs do not depend on it
+    /// Size of the blocks in which inputs are read and split; the outputs do not depend on it
     #[arg(long, value_name = "N", hide = true)]
     block_bytes: Option<usize>,
 
@@ -119,8 +119,8 @@ pub(crate) struct Cli {
 
     /// More special tokens
     ///
-    /// For gpt2 and hf they have the ids after the vocabulary. For Megatron's tiktoken files they
-    /// replace the built-in special tokens.
+    /// For gpt2 and hf, their ids follow the vocabulary. For Megatron's tiktoken files they replace
+    /// the built-in special tokens.
     #[arg(long, aliases = ["special-tokens", "tiktoken-special-tokens"])]
     #[arg(value_name = "TOKEN", num_args = 1.., help_heading = "Tokenizer")]
     tokenizer_special_tokens: Vec<String>,
@@ -131,7 +131,7 @@ pub(crate) struct Cli {
 
     /// Number of ids of null, or of a Megatron tiktoken file [default: 131072]
     ///
-    /// Other tokenizers know their size.
+    /// Other tokenizers define their size.
     #[arg(long, value_name = "N", help_heading = "Tokenizer")]
     vocab_size: Option<u32>,
 
@@ -145,13 +145,13 @@ pub(crate) struct Cli {
 
     /// Record in the manifest that the slow Hugging Face tokenizer was requested
     ///
-    /// Megatron names its index caches by this. The ids are the same.
+    /// Megatron includes this in the names of its index caches. The ids are the same.
     #[arg(long, help_heading = "Tokenizer")]
     tokenizer_hf_no_use_fast: bool,
 
     /// Record in the manifest that code of the model may run
     ///
-    /// Megatron names its index caches by this. No such code runs here.
+    /// Megatron includes this in the names of its index caches. No such code runs here.
     #[arg(long, help_heading = "Tokenizer")]
     trust_remote_code: bool,
 
@@ -167,7 +167,7 @@ pub(crate) struct Cli {
 
     /// Use the SentencePiece tokenizers of Megatron before core 0.15
     ///
-    /// SentencePieceTokenizer then has special tokens of its own, and Llama2Tokenizer puts a
+    /// SentencePieceTokenizer then has its own special tokens, and Llama2Tokenizer puts a
     /// beginning-of-sequence token before every text.
     #[arg(long, help_heading = "Tokenizer")]
     legacy_tokenizer: bool,
@@ -200,7 +200,7 @@ pub(crate) struct Cli {
     #[arg(long, value_enum, default_value_t, help_heading = "Documents")]
     empty_docs: CliEmpty,
 
-    /// What a document becomes
+    /// Form of a document in the output
     #[arg(long, value_enum, default_value_t, conflicts_with = "split_sentences")]
     #[arg(help_heading = "Documents")]
     objective: CliObjective,
@@ -257,8 +257,8 @@ pub(crate) struct Cli {
 
     /// Resume an interrupted run of these outputs; start from scratch if there is none
     ///
-    /// The part of the inputs that was read must be unchanged. An input with a new modification
-    /// time is read again to compare.
+    /// The part of the inputs that was read must be unchanged. An input whose modification time has
+    /// changed is read again and compared.
     #[arg(long, help_heading = "Resume and sharding")]
     pub(crate) resume: bool,
 
@@ -266,7 +266,7 @@ pub(crate) struct Cli {
     #[arg(long, conflicts_with = "resume", help_heading = "Resume and sharding")]
     restart: bool,
 
-    /// Maximum time between commits: the most work that a kill loses
+    /// Maximum time between commits: the maximum work that a kill loses
     ///
     /// Each commit waits for the disk, so small values are slow.
     #[arg(long, value_name = "TIME", default_value = "10s", value_parser = duration)]
@@ -319,7 +319,7 @@ enum CliEmpty {
     Megatron,
     /// An empty sequence, or the end of document alone, as preprocess_data_fast.py does.
     Sequence,
-    /// Not at all.
+    /// Not written.
     Skip,
 }
 

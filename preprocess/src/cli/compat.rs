@@ -1,13 +1,13 @@
 //! The command lines of other programs: Megatron's, CPM-2's, Yuan's, Paddle's and GPT-NeoX's.
 //!
-//! A flag with the meaning of one of this program's is an alias. The others are in
-//! [`crate::cli::foreign`]: ignored with a note that says why, or refused with the reason.
+//! A flag with the same meaning as a flag of this program is an alias. The others are in
+//! [`crate::cli::foreign`]: ignored with a note that gives the reason, or refused with the reason.
 
 use std::ffi::OsString;
 
 use crate::cli::foreign::{FOREIGN, FlagMapping, Values};
 
-/// A command line in our flags, and notes for the user.
+/// A command line with the flags of this program, and notes for the user.
 #[derive(Debug, Default)]
 pub(crate) struct Translated {
     pub(crate) arguments: Vec<OsString>,
@@ -56,10 +56,10 @@ const READERS: [(ForeignReader, &[FlagValue], &str); 2] = [
     ),
 ];
 
-/// A flag, and the value that it is given.
+/// A flag and its value.
 type FlagValue = (&'static str, &'static str);
 
-/// The program whose way of reading inputs is followed.
+/// The program whose way of reading inputs is reproduced.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum ForeignReader {
     NeoX,
@@ -108,7 +108,7 @@ pub(crate) fn tokenizer_kind(name: &str) -> &str {
 /// Removes the flags of other programs, and writes `--like_this` as `--like-this`.
 ///
 /// # Errors
-/// The flag that cannot be followed, and why.
+/// The flag that cannot be translated, and the reason.
 pub(crate) fn translate(
     arguments: impl IntoIterator<Item = OsString>,
 ) -> Result<Translated, String> {
@@ -216,7 +216,8 @@ mod tests {
         let paddle = "preprocess --input_path a --model_name gpt2-en --data_format JSON";
         let expected = "preprocess --input-path a --empty-docs skip";
         assert_eq!(translated(paddle), Ok((expected.to_owned(), 3)));
-        // Our own flags, and tokenizer names that several programs have, are read as Megatron's.
+        // Flags of this program, and tokenizer names that several programs have, are read as
+        // Megatron's.
         for ours in [
             "preprocess --json-in a --tokenizer-type HFTokenizer",
             "preprocess --input a --tokenizer-type GPT2BPETokenizer",

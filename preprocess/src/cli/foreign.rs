@@ -5,7 +5,7 @@
 pub(super) enum FlagMapping {
     /// Ignored: its effect is the default, or it has none here.
     Implied(&'static str),
-    /// It would change the output in a way that is not supported.
+    /// Refused: it would change the output in a way that is not supported.
     Refused(&'static str),
 }
 

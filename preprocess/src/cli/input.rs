@@ -1,7 +1,7 @@
 use clap::Args;
 use preprocess::{Format, InputOptions, Separator, TextRules};
 
-/// How inputs are read.
+/// Options of reading inputs.
 #[derive(Args, Debug)]
 pub(crate) struct InputArgs {
     /// Format of the inputs: auto, jsonl, json (one list of objects), txt, parquet or
@@ -27,9 +27,9 @@ pub(crate) struct InputArgs {
     #[arg(long)]
     allow_repeats: bool,
 
-    /// Refuse compressed inputs that expand more than this many times, from 1GiB on
+    /// Refuse compressed inputs that expand to more than 1GiB and by more than this factor
     ///
-    /// 0 refuses none, and a malicious file may then fill the disk.
+    /// 0 sets no limit, and a malicious file may then fill the disk.
     #[arg(long, value_name = "RATIO", default_value_t = 256)]
     expand_max: u64,
 }

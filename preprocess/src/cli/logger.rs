@@ -8,9 +8,9 @@ struct Stderr;
 
 static STDERR: Stderr = Stderr;
 
-/// Sends warnings to standard error from here on.
+/// Sends warnings to standard error from now on.
 pub(crate) fn install() {
-    // Fails only if it was installed before, and then there is nothing to do.
+    // This fails only if a logger is installed already.
     let _ = log::set_logger(&STDERR);
     log::set_max_level(LevelFilter::Warn);
 }

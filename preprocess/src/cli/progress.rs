@@ -69,7 +69,7 @@ impl Reporter {
     }
 }
 
-/// Its width in characters.
+/// Width of the progress bar in characters.
 const BAR_WIDTH: u64 = 20;
 
 fn bar(progress: &PreprocessProgress) -> String {

@@ -3,7 +3,7 @@ use std::io::{self, Write as _};
 use preprocess::Report;
 use storage::ByteSize;
 
-/// Prints what a run did, as a table.
+/// Prints a summary of a run as a table.
 pub(crate) fn print(report: &Report) -> io::Result<()> {
     let mut out = io::stdout().lock();
     for (name, number, more) in rows(report) {

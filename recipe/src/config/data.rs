@@ -71,12 +71,12 @@ pub struct DataConfig {
     /// `"encdec"`; samples of other objectives hold one document. Default: false.
     #[serde(default)]
     pub reset_at_document: bool,
-    /// Whether the loss leaves out the token after the end of a document. Only with `"lm"` and
-    /// `"encdec"`; `"encdec"` always leaves it out. Default: false.
+    /// Whether the loss excludes the token after the end of a document. Only with `"lm"` and
+    /// `"encdec"`; `"encdec"` always excludes it. Default: false.
     #[serde(default)]
     pub mask_eod_loss: bool,
-    /// Micro-batches that are read ahead of the current one. Fewer may stall on a slow store; each
-    /// takes memory for `micro x seq_len` tokens. Default: 8. Minimum: 1. Maximum: 1024.
+    /// Micro-batches that are read ahead of the current one. With fewer, a slow store may stall the
+    /// run; each takes memory for `micro x seq_len` tokens. Default: 8. Minimum: 1. Maximum: 1024.
     #[serde(default = "default_prefetch_batches")]
     pub prefetch_batches: u64,
     /// Folder of the sample-index cache. Default: below the first corpus as in Megatron,
@@ -234,8 +234,8 @@ impl Config {
         }
     }
 
-    /// Replaces each name of a corpus by its prefix. The names are of no use afterwards, so that a
-    /// run by name is the run by prefix.
+    /// Replaces each name of a corpus by its prefix. The names are dropped: a run by name and a run
+    /// by prefix then have the same config.
     pub(super) fn resolve_corpora(&mut self) -> Result<(), KeyError> {
         let names = std::mem::take(&mut self.corpora);
         for (name, prefix) in &names {

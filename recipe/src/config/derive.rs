@@ -92,8 +92,8 @@ impl RampupConfig {
 }
 
 impl Config {
-    /// The same run with every default filled in; this is what is recorded. Threads are counted
-    /// here, once. Paths stay as they are written, and keys that depend on the layout stay unset.
+    /// The same run with every default filled in, as it is recorded. Threads are counted here,
+    /// once. Paths remain as they are written, and keys that depend on the layout remain unset.
     #[must_use]
     pub fn resolved(&self) -> Self {
         let mut all = self.clone();

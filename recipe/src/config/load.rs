@@ -8,7 +8,7 @@ use toml::{Table, Value};
 use super::node::{KeyError, TomlNode};
 use super::{Config, ConfigError};
 
-/// A config has a few kilobytes; a larger file is something else.
+/// A config has a few kilobytes; a much larger file is not a config.
 const FILE_BYTES_MAX: u64 = 1 << 20;
 /// Four levels (base, size, site, experiment) are common. Symbolic links can hide a cycle.
 const EXTENDS_MAX: usize = 16;
@@ -209,7 +209,7 @@ fn merge(into: &mut Table, from: Table, prefix: &str) {
     }
 }
 
-/// Whether a table has the key, or a value where the key has its parent.
+/// Whether a table has the key, or a value in place of the key's parent table.
 fn holds(table: &Table, key: &str) -> bool {
     let (first, rest) = key.split_once('.').map_or((key, None), |(a, b)| (a, Some(b)));
     match (table.get(first), rest) {

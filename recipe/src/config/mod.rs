@@ -79,9 +79,9 @@ pub struct Config {
     pub log: LogConfig,
     /// `[corpora]`: names of corpora, such as `wikipedia = "/data/wiki_text_document"`. A name may
     /// replace a prefix in `data.train`. Runs may share a file of names with `extends`. A name has
-    /// no `/`; a prefix of the same name in the working directory is written `./wikipedia`. Names
-    /// without use are allowed. The recorded config has the prefixes, so a run may be resumed under
-    /// either. Default: no names.
+    /// no `/`; a prefix of the same name in the working directory is written `./wikipedia`. Unused
+    /// names are allowed. The recorded config has the prefixes: a run can be resumed with names or
+    /// with prefixes. Default: no names.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub corpora: BTreeMap<String, String>,
 }
@@ -112,9 +112,9 @@ pub struct RunConfig {
     /// Detection of loss spikes.
     #[serde(default)]
     pub spike: SpikeConfig,
-    /// CPU threads that compute. Another number changes the order of floating-point sums, so a
-    /// resumed run reproduces the same bits only with the same number. Default: 0, one thread per
-    /// core; the detected number is recorded. Minimum: 0. Maximum: 1024.
+    /// CPU threads that compute. The number determines the order of floating-point sums: a resumed
+    /// run reproduces the same bits only with the same number. Default: 0, one thread per core; the
+    /// detected number is recorded. Minimum: 0. Maximum: 1024.
     #[serde(default)]
     pub threads: u64,
     /// Device that computes: `"auto"`, `"cpu"` or `"cuda"`. `"cuda"` uses one GPU per rank and
@@ -165,7 +165,7 @@ pub struct RampupConfig {
     /// Samples of the first batch. A multiple of `micro`. Required. Minimum: 1. Maximum: below
     /// `global`.
     pub start: u64,
-    /// Samples that the batch grows by at a time. A multiple of `micro`. Must divide `global -
+    /// Samples that each increase adds to the batch. A multiple of `micro`. Must divide `global -
     /// start`, at most 65536 times. Required. Minimum: 1.
     pub increment: u64,
     /// Samples after which the batch has `global` samples. Required. Minimum: 1. Maximum: 2^53.
@@ -216,7 +216,7 @@ pub struct EveryConfig {
     /// Minutes between two saves, in addition to `steps`. Default: no such limit. Minimum: 1.
     /// Maximum: 1000000.
     pub minutes: Option<u64>,
-    /// Whether the end of the run is saved. Default: true.
+    /// Whether a checkpoint is saved at the end of the run. Default: true.
     pub end: bool,
 }
 

@@ -73,11 +73,12 @@ pub struct ModelConfig {
     /// `"t5"`.
     #[serde(default)]
     pub tie_embeddings: Option<bool>,
-    /// Tokens of the vocabulary, without padding. Required. Minimum: 2. Maximum: 16777216.
+    /// Number of tokens in the vocabulary, without padding. Required. Minimum: 2. Maximum:
+    /// 16777216.
     pub vocab: u64,
-    /// Sequence length in tokens; with `"t5"` that of the encoder. `enc_len` is another name of
-    /// this key. Required. Minimum: 1; 2 with `"encdec"`, 4 with `"span-corruption"`, 5 with
-    /// `"mlm"`. Maximum: 1048576.
+    /// Sequence length in tokens; with `"t5"` that of the encoder. `enc_len` is an alias of this
+    /// key. Required. Minimum: 1; 2 with `"encdec"`, 4 with `"span-corruption"`, 5 with `"mlm"`.
+    /// Maximum: 1048576.
     #[serde(alias = "enc_len")]
     pub seq_len: u64,
     /// Sequence length of the decoder in tokens. Only with `"t5"`, where it is required. Minimum:
@@ -150,7 +151,7 @@ impl ModelConfig {
         if self.family == Family::T5 { self.decoder_layers.unwrap_or(self.layers) } else { 0 }
     }
 
-    /// Layers of the encoder and the decoder: what a pipeline divides.
+    /// Layers of the encoder and the decoder, which a pipeline divides among its stages.
     #[must_use]
     pub fn units(&self) -> u64 {
         self.layers + self.decoder_layers()

@@ -17,8 +17,8 @@ pub struct PrecisionConfig {
     /// and optimizer state are fp32 in all cases. Default: `"fp32"`.
     pub dtype: Dtype,
     /// Number format in which replicas exchange gradients: `"fp32"` or `"bf16"`. `"bf16"` halves
-    /// the traffic, but the bits then depend on the number of replicas and on `parallel.zero`.
-    /// Default: `"fp32"`.
+    /// the traffic, but the bits of the sums then depend on the number of replicas and on
+    /// `parallel.zero`. Default: `"fp32"`.
     pub reduce_dtype: ReduceDtype,
     /// Whether only deterministic kernels are used. They may be slower, and an operation without
     /// one is an error. Default: true on the CPU, false on a GPU.
@@ -38,7 +38,7 @@ pub struct LossScaleConfig {
     /// `init`. Default: 1000. Minimum: 0. Maximum: 2^53.
     pub window: u64,
     /// Steps with finite gradients that do not count for `window`, at the start and after a skipped
-    /// step. DeepSpeed has 1. Default: 0. Minimum: 0. Maximum: 1000.
+    /// step. DeepSpeed uses 1. Default: 0. Minimum: 0. Maximum: 1000.
     pub window_delay: u64,
     /// Skipped steps after which the scale halves. Default: 2. Minimum: 1. Maximum: 1000.
     pub hysteresis: u64,
@@ -105,11 +105,11 @@ pub struct LrConfig {
     /// `"exponential"`, `"wsd"` or `"range-test"`. Default: `"cosine"`.
     #[serde(default)]
     pub style: LrStyle,
-    /// Learning rate at the end of the warm-up; of a range test the last rate. Required. Minimum:
+    /// Learning rate at the end of the warm-up; in a range test, the last rate. Required. Minimum:
     /// 0. Maximum: 1000.
     pub peak: f64,
-    /// Learning rate at the end of the decay and after it; of a range test the first rate. Default:
-    /// 0. Minimum: 0. Maximum: `peak`.
+    /// Learning rate at the end of the decay and after it; in a range test, the first rate.
+    /// Default: 0. Minimum: 0. Maximum: `peak`.
     #[serde(default)]
     pub floor: f64,
     /// How `"linear"` and `"cosine"` reach the floor. `"rescale"` scales the curve to end at the

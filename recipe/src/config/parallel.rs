@@ -1,4 +1,5 @@
-//! `[parallel]`: how a run is divided among ranks. No key here makes it another run.
+//! `[parallel]`: how a run is divided among ranks. A run can be resumed with other values of these
+//! keys.
 
 use std::ops::Range;
 use std::time::Duration;
@@ -27,14 +28,14 @@ pub struct ParallelConfig {
     /// Pipeline schedule: `"1f1b"`, `"interleaved"` or `"gpipe"`. Default: `"1f1b"`.
     pub schedule: Schedule,
     /// Whether tensor parallel ranks also divide the sequence between matrices. Saves activation
-    /// memory for the same traffic. Needs `tp` of 2 or more. Default: false.
+    /// memory, with the same traffic. Needs `tp` of 2 or more. Default: false.
     pub sequence_parallel: bool,
-    /// ZeRO stage. 0 shares nothing between replicas, 1 optimizer state, 2 also gradients, 3 also
+    /// ZeRO stage. 0 partitions nothing among replicas, 1 optimizer state, 2 also gradients, 3 also
     /// weights. 2 and 3 need `tp = 1` and `pp = 1`. Default: 0. Minimum: 0. Maximum: 3.
     pub zero: u64,
-    /// Order of the gradient sum over replicas. `"tree"` gives the same bits for every number of
-    /// replicas that is a power of two; it also needs a power of two of micro-batches per replica.
-    /// `"ring"` takes any numbers. Default: `"tree"`.
+    /// Order of the gradient sum over replicas. `"tree"` gives the same bits for every allowed
+    /// number of replicas: with several replicas, their number and the micro-batches per replica
+    /// must be powers of two. `"ring"` works with any numbers. Default: `"tree"`.
     pub reduce: Reduce,
     /// Layers of each stage, in the order of the forward pass: `pp x virtual_stages` numbers. With
     /// `"t5"` the layers of the encoder come before those of the decoder. Default: [], an even
@@ -43,7 +44,7 @@ pub struct ParallelConfig {
     /// Size of a gradient bucket in MiB. Smaller buckets are sent sooner, larger ones cost fewer
     /// messages. Default: 25. Minimum: 1. Maximum: 4096.
     pub bucket_mib: u64,
-    /// Time without an answer after which a peer counts as lost. Default: `"2m"`. Minimum: `"1s"`.
+    /// Time without a response after which a peer counts as lost. Default: `"2m"`. Minimum: `"1s"`.
     pub timeout: WallTime,
     /// Where the inputs of recomputed layers are kept until the backward pass. `"none"`: in the
     /// memory of the device. `"cpu"`: in host memory, if a GPU computes. `"nvme:/path"`: in

@@ -9,7 +9,7 @@ use super::{Budget, Config};
 /// The effect of a changed key on a resumed run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ResumeEffect {
-    /// The state does not fit, or the order of the samples changes: it is another run.
+    /// The state does not fit, or the order of the samples changes: the run cannot be resumed.
     OtherRun,
     /// The run continues, but with other bits than an uninterrupted run.
     OtherBits,
@@ -29,9 +29,9 @@ pub struct Difference {
 }
 
 /// The effect of a changed key, or of any changed key in a section (`section.`). The first matching
-/// row counts. Keys without a row may differ freely: folders, logs, saving, evaluation, prefetching
-/// and the layout, except for tensor parallelism, which divides sums. The budget must be equal: the
-/// number of samples decides how many epochs are shuffled together.
+/// row counts. Keys without a row may differ: folders, logs, saving, evaluation, prefetching and
+/// the layout, except for tensor parallelism, which divides sums. The budget must be equal: the
+/// number of samples determines how many epochs are shuffled together.
 const EFFECTS: [(&str, Option<ResumeEffect>); 29] = [
     ("model.init.", None),
     ("model.dropout", Some(ResumeEffect::OtherBits)),

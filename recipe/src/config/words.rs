@@ -175,9 +175,9 @@ words! {
 }
 
 words! {
-    /// What the backward pass recomputes.
+    /// The layers that the backward pass recomputes.
     RecomputeMode {
-        /// Nothing.
+        /// No layer.
         #[default]
         None,
         /// Each layer, from its input.

@@ -55,7 +55,7 @@ pub fn bars(values: &[(usize, Estimate)], unit: &str) -> String {
 /// A line chart.
 #[derive(Debug)]
 pub struct Lines<'a> {
-    /// What the x axis counts.
+    /// Label of the x axis.
     pub x_name: &'a str,
     /// Whether the x axis is logarithmic. Points with x <= 0 are then not drawn.
     pub x_log: bool,

@@ -1,4 +1,4 @@
-//! What a training run requires of a store.
+//! The requirements of a training run for a store.
 
 use anyhow::{Context as _, Result, ensure};
 use recipe::config::Config;

@@ -1,14 +1,14 @@
-//! `feedline bench`: measures stores with the requests of a training run, and judges what each
-//! store is fit for.
+//! `feedline bench`: measures stores with the requests of a training run, and recommends a use of
+//! each store.
 //!
-//! In reading order: [`demand`] computes what a run requires, [`patterns`] lists its I/O patterns;
-//! [`target`] opens and cleans targets, [`rounds`] measures every pattern on every target in turn,
-//! with [`workload::reads`], [`workload::replay`], [`workload::saves`] and [`workload::metadata`].
-//! [`processes`] synchronizes several processes, [`crate::ui::timeout`] guards against stuck
-//! stores, and [`fio::comparison`] runs the same requests with fio. [`measure::validity`] judges
-//! how far a number can be trusted, [`measure::stats`] which differences are significant,
-//! [`report::verdict`] what they mean; [`mod@report`], [`report::tables`] and [`report::page`] show
-//! the results.
+//! In reading order: [`demand`] computes the requirements of a run, [`patterns`] lists its I/O
+//! patterns; [`target`] opens and cleans targets, [`rounds`] measures every pattern on every target
+//! in turn, with [`workload::reads`], [`workload::replay`], [`workload::saves`] and
+//! [`workload::metadata`]. [`processes`] synchronizes several processes, [`crate::ui::timeout`]
+//! guards against stuck stores, and [`fio::comparison`] runs the same requests with fio.
+//! [`measure::validity`] judges how far a number can be trusted, [`measure::stats`] which
+//! differences are significant, [`report::verdict`] derives recommendations; [`mod@report`],
+//! [`report::tables`] and [`report::page`] show the results.
 
 pub mod chart;
 pub mod demand;
@@ -48,7 +48,7 @@ use rounds::{Measured, Session, Settings};
 use target::TargetFolder;
 use workload::saves::WriterBuffers;
 
-/// Where to measure, and what for.
+/// Arguments of `feedline bench`.
 #[derive(Args, Clone, Debug)]
 pub struct BenchArgs {
     /// Folders, mounts or s3:// URLs that exist.
@@ -58,7 +58,7 @@ pub struct BenchArgs {
     pub targets: Vec<String>,
     /// Config of a run, in place of --parameters and --seq-length.
     ///
-    /// The run's real sample order is then replayed, for which its .idx files are read.
+    /// The benchmark then replays the sample order of the run, for which it reads the .idx files.
     #[arg(long = "config", alias = "from", value_name = "CONFIG.toml", help_heading = "Workload")]
     #[arg(conflicts_with_all = ["model", "seq"])]
     pub from: Option<String>,
@@ -82,7 +82,7 @@ pub struct BenchArgs {
     #[arg(long, value_enum, value_delimiter = ',', value_name = "PATTERN")]
     #[arg(help_heading = "Measurement")]
     pub patterns: Vec<Pattern>,
-    /// Rounds, after one to warm up. With fewer than 5, no difference is significant.
+    /// Number of rounds, after one warm-up round. With fewer than 5, no difference is significant.
     #[arg(long = "rounds", alias = "runs", value_name = "N", default_value_t = 5)]
     #[arg(help_heading = "Measurement")]
     pub runs: usize,
@@ -90,7 +90,7 @@ pub struct BenchArgs {
     #[arg(long = "duration", alias = "seconds", value_name = "TIME", default_value = "5s")]
     #[arg(value_parser = duration_seconds, help_heading = "Measurement")]
     pub seconds: f64,
-    /// Size of the file to read. What fits into the caches of the servers measures the caches.
+    /// Size of the file to read. If it fits into caches of the servers, the result is their rate.
     #[arg(long, value_name = "SIZE", default_value = "1GiB", help_heading = "Measurement")]
     pub bytes: ByteSize,
     /// Size of a checkpoint over all processes, held in memory.
@@ -127,9 +127,9 @@ pub struct BenchArgs {
     pub member: Option<(usize, usize)>,
     /// Simulate another store: lustre, ceph, s3, nfs or the file of a model.
     ///
-    /// Values of the model may follow, as lustre,servers.stripes=8. Given several times, each
-    /// target is measured as each of them. Results then follow from the figures of the model, and
-    /// every output is marked as simulated. A target should be fast, such as /dev/shm.
+    /// Values of the model may follow, as lustre,servers.stripes=8. If the option is given several
+    /// times, each target is measured with each model. Results then depend on the numbers in the
+    /// model, and every output is marked as simulated. A target should be fast, such as /dev/shm.
     #[arg(long, value_name = "MODEL[,KEY=VALUE]...", help_heading = "Simulation")]
     pub simulate: Vec<String>,
     /// Write the report as a self-contained HTML page to a new file.
@@ -143,7 +143,7 @@ pub struct BenchArgs {
     pub child: bool,
 }
 
-/// Measures; `None` in all processes but the first, which reports.
+/// Runs the benchmark. Returns the report in the first process, and `None` in the others.
 ///
 /// # Errors
 /// If an argument or a target is invalid, a request fails, or the run is interrupted. The test
@@ -305,14 +305,14 @@ fn settings(args: &BenchArgs, (member, members): (usize, usize)) -> Result<Setti
     })
 }
 
-/// Most threads of one process; each acts as a rank.
+/// Maximum number of threads of one process; each acts as a rank.
 const RANKS_MAX: u64 = 256;
 
 fn ranks_here(ranks: u64, members: usize) -> usize {
     ranks.div_ceil(members as u64).clamp(1, RANKS_MAX) as usize // fits: 256
 }
 
-/// Opens all targets and measures them. The caller removes what was written to `places`.
+/// Opens all targets and measures them. The caller removes the files that were written to `places`.
 fn measure(
     args: &BenchArgs,
     settings: &Arc<Settings>,
@@ -336,7 +336,7 @@ fn measure(
     session.rounds(line)
 }
 
-/// How long a target may take to remove a folder.
+/// Maximum time until a target has removed a folder.
 const REMOVE_WAIT: Duration = Duration::from_secs(20);
 
 fn remove(places: &[Arc<TargetFolder>]) -> Result<()> {

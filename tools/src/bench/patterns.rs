@@ -14,10 +14,10 @@ use super::measure::counters::Counters;
 pub enum Pattern {
     /// Sequential reads of a file, in requests of 1 MiB.
     Stream,
-    /// Random reads of samples, with as many in flight as raise the rate.
+    /// Random reads of samples at full speed, with 64 requests in flight per process.
     Samples,
-    /// Random reads of samples at the rate of the whole cluster, with latencies that count from
-    /// when each was scheduled.
+    /// Random reads of samples at the rate of the entire cluster; the latency of a read counts from
+    /// its scheduled time.
     Rate,
     /// The sample order of a run through the loader, at full speed.
     Replay,
@@ -39,9 +39,9 @@ pub enum Pattern {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Figure {
-    /// Megabytes (10^6 bytes) a second; more is better.
+    /// Megabytes (10^6 bytes) per second; more is better.
     MbPerS,
-    /// Operations or samples a second; more is better.
+    /// Operations or samples per second; more is better.
     PerS,
     /// 99th percentile of latency, in milliseconds; less is better.
     P99Ms,

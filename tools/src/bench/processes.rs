@@ -51,11 +51,11 @@ const POLL_INTERVAL: Duration = Duration::from_millis(5);
 /// Interval at which a measuring process checks whether another has failed.
 const FAILURE_POLL_INTERVAL: Duration = Duration::from_millis(500);
 
-/// How long the first process waits for the others to stop: longer than their guards wait for a
-/// running save.
+/// Maximum time that the first process waits for the others to stop. It is longer than the others
+/// wait for a running save.
 const STOP_WAIT: Duration = Duration::from_secs(30);
 
-/// How long a child process may take to exit.
+/// Maximum time until a child process exits.
 const END_WAIT: Duration = Duration::from_secs(10);
 
 impl BenchProcesses {
@@ -71,7 +71,8 @@ impl BenchProcesses {
         }
     }
 
-    /// Joins a group that meets in a folder. The first process removes the group's files there.
+    /// Joins the group that exchanges messages in a folder. The first process removes the group's
+    /// files there.
     ///
     /// # Errors
     /// If the folder cannot be opened.
@@ -119,7 +120,7 @@ impl BenchProcesses {
         for member in 1..self.members {
             let mut command = Command::new(std::env::current_exe()?);
             command.args(arguments).arg(format!("--process={member}/{}", self.members));
-            // The child's standard input ends with this process, and the child with it.
+            // When this process ends, the child's standard input is closed, and the child exits.
             command.stdin(Stdio::piped()).stdout(Stdio::null());
             self.children.push(command.spawn().context("cannot start a process of the benchmark")?);
         }
@@ -280,7 +281,7 @@ impl BenchRendezvous {
                 thread::sleep(FAILURE_POLL_INTERVAL);
             }
         };
-        // Without the thread the failure is noticed at the next step.
+        // Without the thread, this process detects the failure at the next step.
         drop(thread::Builder::new().name("listener".to_owned()).spawn(listen));
     }
 }

@@ -60,8 +60,7 @@ pub(crate) const STREAM: (usize, usize) = (1 << 20, 32);
 /// Samples in flight: enough for 60,000 per second from a device with a latency of a millisecond.
 pub(crate) const SAMPLES_DEPTH: usize = 64;
 
-/// Samples in flight at the cluster's rate: enough that the client adds no waiting time to that of
-/// the store.
+/// Samples in flight at the cluster's rate: enough that requests do not wait in the client.
 const RATE_DEPTH: usize = 256;
 
 /// Minimum rate, for small clusters: at a lower one, a run of seconds has too few samples for a
@@ -94,8 +93,7 @@ impl Session<'_> {
         let saved_bytes = state.part_bytes() * (writers * self.group.members) as u64;
         let need_bytes = data_bytes + 4 * saved_bytes;
         let places = || self.places.iter().filter(|_| self.group.member == 0);
-        // All targets are checked first, so that an error of the last one is reported within
-        // seconds.
+        // All targets are checked first: an error of the last one is then reported within seconds.
         for place in places() {
             line.show(&format!("checking {}", place.name));
             let own = Arc::clone(place);
@@ -184,7 +182,7 @@ impl Session<'_> {
 struct ProcessRun<'a> {
     settings: &'a Settings,
     place: &'a TargetFolder,
-    /// Which process this is, of how many.
+    /// Index of this process, and the count of processes.
     part: (usize, usize),
     round: usize,
     stop: &'a StopSignal,

@@ -1,4 +1,4 @@
-//! The targets: opened, checked, and left as they were.
+//! Opens and checks the targets, and removes the files of the benchmark from them.
 //!
 //! Everything written to a target is in one folder of it, which has a unique name. Only
 //! [`TargetFolder::key`] makes names in it, and a [`Key`] cannot leave its folder.
@@ -118,7 +118,7 @@ impl TargetFolder {
     pub fn begin(&self, need_bytes: u64) -> Result<()> {
         let about = b"Test files of `feedline bench`. Delete the folder if none is running.\n";
         let store = self.store.as_ref();
-        // A target that cannot be listed is not written to, so that nothing stays there.
+        // Nothing is written to a target that cannot be listed, because it could not be removed.
         let listed = self.store.list_names(&self.folder);
         listed.map_err(|error| self.with_hint(error)).context("cannot list its folder")?;
         self.has_files.store(true, Relaxed);
@@ -150,7 +150,7 @@ impl TargetFolder {
         self.store.delete_folder(&self.folder).map_err(|error| self.with_hint(error))
     }
 
-    /// An error of the store, with what to do about it.
+    /// An error of the store, with a hint.
     #[must_use]
     pub fn with_hint(&self, error: storage::Error) -> Error {
         let may_write = "use a folder of it that you may write to";
@@ -178,8 +178,8 @@ pub fn path_of(url: &str) -> Option<PathBuf> {
     Some(PathBuf::from(path.strip_prefix("//").unwrap_or(path)))
 }
 
-/// Refuses what is not a folder: where a mount is absent, a folder of its name would be created and
-/// measured on the system's disk.
+/// Refuses a path that is not a folder: without the mount, the benchmark would create a folder of
+/// that name on the system's disk and measure that disk.
 pub(crate) fn check_folder(url: &str, path: &Path) -> Result<()> {
     match fs::metadata(path) {
         Ok(meta) if meta.is_dir() => Ok(()),
@@ -200,7 +200,8 @@ pub(crate) fn check_folder(url: &str, path: &Path) -> Result<()> {
 /// `ENOTCONN`, the error of every call on a FUSE mount whose process has died.
 const NOT_CONNECTED: i32 = 107;
 
-/// An empty mount point looks like any other folder, and the disk below it would be measured.
+/// Refuses an absent mount: an empty mount point looks like any other folder, and the benchmark
+/// would measure the disk below it.
 fn check_mounted(url: &str, path: &Path, mount_point: &str) -> Result<()> {
     let table = fs::read_to_string("/etc/fstab").unwrap_or_default();
     let path = path.canonicalize().unwrap_or_else(|_| path.to_owned());

@@ -1,5 +1,5 @@
-//! `feedline ckpt bench`: how fast a state is saved to a folder and loaded from it, compared with
-//! fio.
+//! `feedline ckpt bench`: measures how fast a state is saved to a folder and loaded from it,
+//! compared with fio.
 
 use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
@@ -20,7 +20,7 @@ use crate::bench::target::check_folder;
 use crate::ui::terminal::{ProgressLine, table};
 use crate::ui::timeout::StopSignal;
 
-/// Where to measure, and what.
+/// Arguments of `feedline ckpt bench`.
 #[derive(Debug, Args)]
 pub struct BenchArgs {
     /// A folder on the file system to measure. Files that are written there are removed.
@@ -28,7 +28,7 @@ pub struct BenchArgs {
     pub folder: PathBuf,
     /// Size of the state: the weights of a GPT and its Adam state, held in memory.
     ///
-    /// A state that fits into a cache of the store measures that cache.
+    /// If the state fits into a cache of the store, the result is the rate of that cache.
     #[arg(long, value_name = "SIZE", default_value = "8GB")]
     pub bytes: ByteSize,
     /// Number of rounds; medians are reported. Fewer rounds make the result less certain.
@@ -43,7 +43,8 @@ pub struct BenchArgs {
     /// Measurements to make, separated by commas.
     #[arg(long, value_enum, value_delimiter = ',', default_values_t = Row::ALL)]
     pub rows: Vec<Row>,
-    /// Numbers of processes that save at the same time, each its part, separated by commas.
+    /// Numbers of processes, separated by commas, that save at the same time, each its part of the
+    /// state.
     #[arg(long, value_name = "N", value_delimiter = ',', default_values_t = [2, 4, 8])]
     pub processes: Vec<usize>,
     /// Print JSON, with units in the keys.
@@ -55,7 +56,7 @@ pub struct BenchArgs {
     pub part: Option<(usize, usize)>,
 }
 
-/// What can be measured.
+/// A measurement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Row {
     /// A durable save with checksums, compared with fio's sequential write.
@@ -74,7 +75,7 @@ impl Row {
     const ALL: [Row; 5] = [Row::Save, Row::Load, Row::Sums, Row::Commit, Row::Processes];
 }
 
-/// The results; `--json` prints them as they are.
+/// The output of `feedline ckpt bench`; `--json` prints it as it is.
 #[derive(Debug, Default, Serialize)]
 struct Measured {
     folder: String,
@@ -84,7 +85,7 @@ struct Measured {
     rates: Vec<Rate>,
     /// Extra time of the files of a save with checksums, as a share of the time without.
     sums_cost_ratio: Option<f64>,
-    /// From the last byte of 64 files to the end of the save.
+    /// Time from the last byte of 64 files to the end of the save.
     commit_64_files_ms: Option<f64>,
     /// Peak memory of a save, beyond the state.
     staging_peak_bytes: Option<u64>,
@@ -393,7 +394,8 @@ fn resident_bytes() -> Result<u64> {
 fn drop_pages(folder: &Path) {
     let drop =
         "find \"$0\" -type f -exec dd of={} oflag=nocache conv=notrunc,fdatasync count=0 \\;";
-    // Only a file system without direct I/O caches their pages; there this is best effort.
+    // Only a file system without direct I/O caches their pages. On such a file system, dropping
+    // them is best effort.
     let _ = Command::new("sh").args(["-c", drop]).arg(folder).stderr(Stdio::null()).status();
 }
 

@@ -1,4 +1,5 @@
-//! Several processes that save at the same time, each its part of a state, into separate folders.
+//! Several processes that save at the same time: each saves its part of a state to a separate
+//! folder.
 
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::path::Path;
@@ -109,7 +110,7 @@ impl WorkerShare {
 
 impl Drop for WorkerShare {
     fn drop(&mut self) {
-        // A process that waits for its line reads end of file and exits.
+        // A process that waits for the line on standard input reads end of file and exits.
         drop(self.child.stdin.take());
         let _ = self.child.wait();
     }

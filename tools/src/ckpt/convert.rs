@@ -17,12 +17,12 @@ use crate::ui::job::CancellableJob;
 use crate::ui::step_folder::not_a_step;
 use crate::ui::terminal::{Bar, FactTable, ProgressLine, thousands};
 
-/// What bounds a conversion.
+/// Limits of a conversion.
 #[derive(Debug, Args)]
 pub struct BoundArgs {
     /// Maximum size of one file [default: 5GB for export, else 4GiB]
     ///
-    /// A larger tensor has a file of its own.
+    /// A larger tensor has a separate file.
     #[arg(long, value_name = "SIZE", help_heading = "Limits")]
     pub max_shard: Option<ByteSize>,
     /// Memory for buffers; at least 1MiB.
@@ -50,7 +50,7 @@ impl BoundArgs {
     }
 }
 
-/// What to import, and as what.
+/// Arguments of `feedline ckpt import`.
 #[derive(Debug, Args)]
 pub struct ImportArgs {
     /// Checkpoint to import: a folder or a file.
@@ -67,8 +67,8 @@ pub struct ImportArgs {
     pub step: Option<u64>,
     /// Keep the tensor names of SOURCE.
     ///
-    /// Without this, tensors of GPT-2, T5 and BERT are renamed as `transformers` names those of the
-    /// model with its head, and buffers and copies are dropped.
+    /// Without this, tensors of GPT-2, T5 and BERT get the names that `transformers` uses in the
+    /// model with its head. Buffers and copies are dropped.
     #[arg(long, help_heading = "Tensors")]
     pub keep_names: bool,
     /// File of rules: `rename P -> NAME`, `drop P`, `transpose P`,
@@ -103,7 +103,7 @@ pub struct ImportArgs {
     pub json: bool,
 }
 
-/// The step to rewrite, and how.
+/// Arguments of `feedline ckpt reshard`.
 #[derive(Debug, Args)]
 pub struct ReshardArgs {
     /// A step-* folder, or a folder of steps for the newest complete one.
@@ -127,7 +127,7 @@ pub struct ReshardArgs {
     pub json: bool,
 }
 
-/// As on the command line.
+/// Value of an option of `feedline ckpt import`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum FromArg {
     /// A Hugging Face folder with safetensors or pytorch_model.bin, or a safetensors file.
@@ -142,7 +142,7 @@ pub enum FromArg {
     Deepspeed,
 }
 
-/// As on the command line.
+/// Value of an option of `feedline ckpt import`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum NewRowsArg {
     /// Zeros.
@@ -153,7 +153,7 @@ pub enum NewRowsArg {
     Normal,
 }
 
-/// What was written; `--json` prints it as it is.
+/// The output of the three commands; `--json` prints it as it is.
 #[derive(Debug, Serialize)]
 pub(super) struct Converted {
     pub(super) source: String,
@@ -165,8 +165,8 @@ pub(super) struct Converted {
     pub(super) files: usize,
     pub(super) bytes: u64,
     pub(super) elapsed_s: f64,
-    /// Buffers, copies of tied weights, what rules drop, and tensors of a file that the index does
-    /// not assign to it.
+    /// Buffers, copies of tied weights, tensors that rules drop, and tensors that the index does
+    /// not assign to their file.
     pub(super) left_out: Vec<String>,
 }
 

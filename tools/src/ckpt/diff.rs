@@ -1,4 +1,4 @@
-//! `feedline ckpt diff`: where two steps differ.
+//! `feedline ckpt diff`: compares two steps.
 
 use std::collections::HashMap;
 
@@ -10,7 +10,7 @@ use serde::Serialize;
 use super::{CkptOutput, open_step};
 use crate::ui::terminal::{Bar, ProgressLine, table, thousands};
 
-/// Which steps to compare, and how.
+/// Arguments of `feedline ckpt diff`.
 #[derive(Debug, Args)]
 pub struct DiffArgs {
     /// A step-* folder, or a folder of steps for the newest complete one.
@@ -52,7 +52,7 @@ struct TensorDiff {
     how: How,
 }
 
-/// How a tensor differs.
+/// The difference of a tensor.
 #[derive(Debug, Serialize)]
 #[serde(tag = "difference", rename_all = "snake_case")]
 enum How {

@@ -1,5 +1,5 @@
-//! `feedline ckpt doctor`: what a store supports for checkpoints, and which other files a folder of
-//! steps has.
+//! `feedline ckpt doctor`: tests what a store supports for checkpoints, and lists which other files
+//! a folder of steps has.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -15,7 +15,7 @@ use crate::ui::output::steps_named;
 use crate::ui::step_folder::not_a_step;
 use crate::ui::terminal::FactTable;
 
-/// Which folder.
+/// Arguments of `feedline ckpt doctor`.
 #[derive(Debug, Args)]
 pub struct DoctorArgs {
     /// Folder of steps, existing or planned. A few small files are written to it and removed.
@@ -26,7 +26,7 @@ pub struct DoctorArgs {
     pub json: bool,
 }
 
-/// What was found; `--json` prints it as it is.
+/// The output of `feedline ckpt doctor`; `--json` prints it as it is.
 #[derive(Debug, Serialize)]
 struct Diagnosis {
     folder: String,
@@ -36,9 +36,9 @@ struct Diagnosis {
     direct_io: bool,
     align_bytes: u32,
     free_bytes: Option<u64>,
-    /// Making a file of 4 KiB durable and visible, the median of several.
+    /// Time to make a file of 4 KiB durable and visible, the median of several.
     commit_ms: Option<f64>,
-    /// Making a folder visible, the median of several.
+    /// Time to make a folder visible, the median of several.
     publish_ms: Option<f64>,
     probes: Vec<Probe>,
     steps: usize,
@@ -117,7 +117,7 @@ impl Diagnosis {
         }
     }
 
-    /// Without an atomic folder rename, a step exists when its last object does.
+    /// Without an atomic folder rename, a step exists as soon as its last object exists.
     fn probe_objects(&mut self, store: &dyn Storage, scratch: &Key) {
         let mut commits = Vec::new();
         let outcome = (0..ROUNDS).try_for_each(|round| {

@@ -17,7 +17,7 @@ use crate::ui::job::{CancellableJob, CountedBytes};
 use crate::ui::output::checkpoints;
 use crate::ui::step_folder::{holding_steps, is_same_folder, not_a_step};
 
-/// From where, to where, and how.
+/// Arguments of `feedline ckpt drain`.
 #[derive(Debug, Args)]
 pub struct DrainArgs {
     /// Folder of steps to copy from.
@@ -42,10 +42,10 @@ pub struct DrainArgs {
     pub json: bool,
 }
 
-/// What was copied; `--json` prints it as it is.
+/// The output of `feedline ckpt drain`; `--json` prints it as it is.
 #[derive(Debug, Default, Serialize)]
 struct Drained {
-    /// Steps that TO lacks; after a drain those that it still lacks.
+    /// Steps that are missing in TO; after a drain, those that are still missing.
     pending: Vec<u64>,
     drained: Vec<StepLine>,
     failed: Vec<Failed>,

@@ -18,7 +18,7 @@ use super::{CkptOutput, open_step};
 use crate::ui::job::CancellableJob;
 use crate::ui::terminal::ProgressLine;
 
-/// What to export.
+/// Arguments of `feedline ckpt export`.
 #[derive(Debug, Args)]
 pub struct ExportArgs {
     /// A step-* folder, or a folder of steps for the newest complete one.
@@ -38,17 +38,17 @@ pub struct ExportArgs {
     /// Attention heads, for a step without the config of a run.
     #[arg(long, value_name = "N")]
     pub heads: Option<u64>,
-    /// Dropout in config.json, for a T5 whose run has another `model.attention_dropout` than
+    /// Dropout in config.json, for a T5 with different `model.attention_dropout` and
     /// `model.dropout`.
     ///
-    /// The T5 of transformers has one probability for both. It has no effect on evaluation.
+    /// The T5 of transformers has one probability for both. Dropout has no effect on evaluation.
     #[arg(long, value_name = "P")]
     pub dropout: Option<f64>,
     /// Tokenizer whose files are written: a kind, or a kind and its files, as `hf:tokenizer.json`.
     ///
-    /// Default: `data.tokenizer` of the run's config. If that one cannot be opened, or transformers
-    /// has no form for it, the export has none, and a message says why. With this option it is an
-    /// error.
+    /// Default: `data.tokenizer` of the run's config. If that tokenizer cannot be opened, or
+    /// transformers has no form for it, the export has no tokenizer, and a message gives the
+    /// reason. With this option that is an error.
     #[arg(long, value_name = "KIND[:FILE]")]
     pub tokenizer: Option<String>,
     #[command(flatten)]
@@ -58,7 +58,7 @@ pub struct ExportArgs {
     pub json: bool,
 }
 
-/// Hugging Face's default for a file.
+/// Hugging Face's default for the maximum size of a file.
 const HF_SHARD_BYTES: u64 = 5_000_000_000;
 
 pub(crate) fn run_export(args: &ExportArgs, line: &mut ProgressLine) -> Result<CkptOutput> {
@@ -111,8 +111,7 @@ fn export_by(
     CkptOutput::new(args.json, &converted, converted.text("exported"), true)
 }
 
-/// Brings the tensors to the sizes that the architecture has, and returns the files that go beside
-/// them.
+/// Resizes the tensors to the architecture, and returns the files that are written next to them.
 fn describe(args: &ExportArgs, import: &mut Import, family: Family) -> Result<ExportedFiles> {
     let mut warnings = Vec::new();
     import.check_complete(family)?;
@@ -167,7 +166,7 @@ fn check_options(args: &ExportArgs, model: &ModelConfig) -> Result<Option<String
     }
 }
 
-/// Refuses options for `config.json` where none is written.
+/// Refuses options for `config.json` if the export has none.
 fn refuse_model_options(args: &ExportArgs) -> Result<()> {
     let given = [
         ("vocab-size", args.vocab.is_some()),
@@ -198,8 +197,8 @@ fn companions_of(import: &Import) -> Vec<(String, Vec<u8>)> {
     import.source.blobs().iter().filter(|(name, _)| is_companion(name)).cloned().collect()
 }
 
-/// Shapes show neither activations nor epsilons nor special tokens: without a configuration they
-/// are those of the published model.
+/// A warning about assumed settings. Tensor shapes do not determine activations, epsilons and
+/// special tokens: without a configuration they are those of the published model.
 fn assumptions(import: &Import, family: Family, config: &Value) -> Option<String> {
     if import.source.blobs().iter().any(|(name, _)| name == "config.json") {
         return None;

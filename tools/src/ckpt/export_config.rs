@@ -1,5 +1,5 @@
-//! The network of a run in the terms of `transformers`: what its architectures cannot express is
-//! refused, and what shapes of tensors do not show is written into `config.json`.
+//! The network of a run in the terms of `transformers`. A network that its architectures cannot
+//! express is refused. Settings that tensor shapes do not determine are written into `config.json`.
 
 use anyhow::{Context as _, Result, bail};
 use ckpt::convert::{Family, Import};
@@ -16,7 +16,7 @@ pub(super) fn run_config(import: &Import) -> Result<Option<Config>> {
     Ok(Some(config))
 }
 
-/// Refuses a network that the architecture cannot express, by the first key that differs.
+/// Refuses a network that the architecture cannot express, and names the first key that differs.
 /// `dropout` replaces the two probabilities of a T5.
 pub(super) fn check_expressible(
     model: &ModelConfig,
@@ -71,7 +71,7 @@ pub(super) fn check_expressible(
     Ok(())
 }
 
-/// A value of the config as it is written there.
+/// A value of the config as text.
 fn word(value: &impl serde::Serialize) -> String {
     serde_json::to_string(value).unwrap_or_default()
 }
@@ -82,16 +82,16 @@ fn activation(activation: Activation, family: Family) -> Option<&'static str> {
         (Activation::Gelu, _) => "gelu",
         (Activation::GeluTanh, _) => "gelu_new",
         (Activation::Relu, _) => "relu",
-        // A gate with the tanh formula, despite its name.
+        // `transformers` computes this gate with the tanh formula, despite its name.
         (Activation::GegluTanh, Family::T5) => "gated-gelu",
         (Activation::Swiglu, Family::T5) => "gated-silu",
         _ => return None,
     })
 }
 
-/// The keys of `config.json` that shapes do not show. `eod` is the id that ends a document, and
-/// `dropout` replaces that of a T5. `null` is better than no key, for which `transformers` takes
-/// the value of the published model.
+/// The keys of `config.json` that tensor shapes do not determine. `eod` is the id that ends a
+/// document, and `dropout` replaces that of a T5. A missing value is written as `null`: for a
+/// missing key, `transformers` takes the value of the published model.
 pub(super) fn keys_of(
     config: &Config,
     family: Family,

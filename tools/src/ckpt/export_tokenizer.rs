@@ -14,14 +14,14 @@ pub(super) struct RunTokenizer<'a> {
     run: Option<&'a Config>,
     /// Kind and files.
     name: Option<&'a str>,
-    /// Whether the command line named it: then it must be exported.
+    /// Whether the command line names the tokenizer, which must then be exported.
     is_required: bool,
     tokenizer: Option<Arc<dyn Tokenizer>>,
-    /// What the user should know.
+    /// Warnings for the user.
     warnings: Vec<String>,
 }
 
-/// Name and contents of each file, and what the user should know.
+/// Name and contents of each file, and warnings for the user.
 #[derive(Debug)]
 pub(super) struct ExportedFiles {
     pub(super) files: Vec<(String, Vec<u8>)>,
@@ -47,7 +47,7 @@ impl<'a> RunTokenizer<'a> {
         Ok(RunTokenizer { run, name, is_required, tokenizer, warnings })
     }
 
-    /// The id that ends a document: the config's, else its tokenizer's.
+    /// The id that ends a document, from the config or else from its tokenizer.
     pub(super) fn document_end(&self) -> Option<u64> {
         let given = self.run.and_then(|run| run.data.special.eod);
         let is_known = |id: &u64| self.run.is_none_or(|run| *id < run.model.vocab);
@@ -55,8 +55,8 @@ impl<'a> RunTokenizer<'a> {
         given.or_else(named)
     }
 
-    /// The files for a model with this `config.json`, and warnings. No files if there is no
-    /// tokenizer, or no form of it; then a warning says why.
+    /// The files for a model with this `config.json`, and warnings. There are no files without a
+    /// tokenizer, or if `transformers` has no form for it; a warning then gives the reason.
     ///
     /// # Errors
     /// If `transformers` has no form for the tokenizer of the command line.
@@ -101,7 +101,7 @@ impl<'a> RunTokenizer<'a> {
         let end = self.document_end();
         let [bos, eos] = match family {
             Family::T5 => [special.bos.filter(|id| Some(*id) != special.pad), special.eos.or(end)],
-            // BERT has neither: its tokens are [CLS] and [SEP].
+            // BERT has neither token: it has [CLS] and [SEP].
             Family::Bert => [None, None],
             _ => [end, end],
         };

@@ -1,4 +1,4 @@
-//! `feedline ckpt inspect`: prints what a step contains.
+//! `feedline ckpt inspect`: prints the contents of a step.
 
 use anyhow::Result;
 use ckpt::TensorEntry;
@@ -10,7 +10,7 @@ use super::{CkptOutput, open_step};
 use crate::data::inspect::{StepSummary, step_of};
 use crate::ui::terminal::table;
 
-/// Which step, and how much of it.
+/// Arguments of `feedline ckpt inspect`.
 #[derive(Debug, Args)]
 pub struct InspectArgs {
     /// A step-* folder, or a folder of steps for the newest complete one.

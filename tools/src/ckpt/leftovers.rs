@@ -1,4 +1,4 @@
-//! Classifies what a folder of steps contains besides steps.
+//! Classifies the entries of a folder of steps that are not steps.
 
 use std::path::Path;
 
@@ -16,11 +16,11 @@ pub struct Leftover {
     pub kind: &'static str,
     /// The process that created it, if the name records it.
     pub owner: Option<String>,
-    /// Whether that process lives: `alive`, `dead`, `ours` or `unknown`.
+    /// Whether that process is alive: `alive`, `dead`, `ours` or `unknown`.
     pub owner_is: &'static str,
-    /// Bytes of all in it, unfinished uploads included.
+    /// Bytes of all its objects, unfinished uploads included.
     pub bytes: u64,
-    /// What it is, and what happens to it.
+    /// Its meaning, and its later treatment.
     pub meaning: &'static str,
 }
 
@@ -76,7 +76,7 @@ const KINDS: [(&str, &str, &str, &str); 8] = [
     ),
 ];
 
-/// Everything in a folder that has one of the hidden names.
+/// All entries of a folder that have one of the hidden names.
 ///
 /// # Errors
 /// If the store fails.
@@ -125,7 +125,7 @@ fn bytes_of(store: &dyn Storage, key: &Key) -> Result<u64> {
     }
 }
 
-/// Leases end with the owner; folders with `step-000012000-` and the owner.
+/// Names of leases end with the owner; names of folders end with `step-000012000-` and the owner.
 fn owner_of(rest: &str) -> Option<ProcessIdentity> {
     let is_step = rest.get(..17).is_some_and(|name| ckpt::step_of(name).is_some());
     ProcessIdentity::parse(if is_step { rest.get(18..)? } else { rest })

@@ -14,7 +14,7 @@ use crate::ui::output::{checkpoints, steps_named};
 use crate::ui::step_folder::existing;
 use crate::ui::terminal::{table, thousands};
 
-/// Which folder.
+/// Arguments of `feedline ckpt ls`.
 #[derive(Debug, Args)]
 pub struct LsArgs {
     /// Folder of steps.
@@ -44,7 +44,7 @@ struct StepLine {
     samples_consumed: Option<u64>,
     /// Whether all its bytes have been verified.
     verified: bool,
-    /// What is wrong with it; `None` if manifest and files agree.
+    /// Its fault; `None` if manifest and files agree.
     fault: Option<String>,
 }
 
@@ -57,7 +57,7 @@ pub(crate) fn run(args: &LsArgs) -> Result<CkptOutput> {
 /// its manifest is read.
 ///
 /// # Errors
-/// Errors of the store. What is wrong with a step is in its line.
+/// Errors of the store. The fault of a step is in its line.
 pub fn list(store: &Arc<dyn Storage>) -> Result<Listed> {
     let checkpoints = checkpoints(store);
     let there = checkpoints.list_folder()?;
@@ -76,8 +76,8 @@ pub fn list(store: &Arc<dyn Storage>) -> Result<Listed> {
     Ok(Listed { folder, newest, steps, leftovers: leftovers(&**store)? })
 }
 
-/// What is wrong with steps that could not be opened, in words. Steps that were deleted after they
-/// were listed are left out: that is no fault.
+/// The faults of steps that could not be opened, as text. Steps that were deleted after they were
+/// listed are omitted: that is no fault.
 pub(crate) fn faults_now(
     checkpoints: &Checkpoints,
     store: &Arc<dyn Storage>,

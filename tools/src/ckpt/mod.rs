@@ -1,4 +1,4 @@
-//! `feedline ckpt`: the commands for checkpoints, a module per verb.
+//! `feedline ckpt`: the commands for checkpoints, one module per verb.
 
 pub mod bench;
 mod bench_workers;
@@ -26,7 +26,7 @@ use crate::ui::inspect_target::InspectTarget;
 use crate::ui::output::checkpoints;
 use crate::ui::terminal::ProgressLine;
 
-/// What can be done.
+/// Subcommands of `feedline ckpt`.
 #[derive(Debug, Subcommand)]
 pub enum CkptVerb {
     /// List the steps of a folder, and its leftover files.
@@ -39,7 +39,7 @@ Examples:
   feedline ckpt ls run/ckpt
   feedline ckpt ls s3://bucket/run/ckpt --json")]
     Ls(ls::LsArgs),
-    /// Print what a step contains: groups, tensors, the files with their bytes, and blobs.
+    /// Print the contents of a step: groups, tensors, files with their sizes, and blobs.
     ///
     /// Exit code 0: printed. 2: the step cannot be opened.
     #[command(after_help = "\
@@ -68,9 +68,9 @@ Examples:
     Diff(diff::DiffArgs),
     /// Write the weights of a step as a folder that `transformers` opens.
     ///
-    /// config.json has the activation, epsilon, dropout, special tokens and positions of the run.
-    /// A network that transformers cannot express is refused. The tokenizer's files are written
-    /// beside it.
+    /// config.json has the activation, epsilon, dropout, special tokens and positions of the run. A
+    /// network that transformers cannot express is refused. The tokenizer's files are written to
+    /// the same folder.
     ///
     /// Tensors are copied through buffers of --memory, so memory use does not grow with the model.
     /// The folder appears under its name when it is complete.
@@ -126,8 +126,8 @@ Examples:
     Drain(drain::DrainArgs),
     /// Test what a store supports for checkpoints, and classify the files of a folder of steps.
     ///
-    /// Exit code 0: everything that checkpoints need is supported. 1: something is not. 2: it
-    /// cannot be tested.
+    /// Exit code 0: the store supports everything that checkpoints need. 1: it lacks something. 2:
+    /// it cannot be tested.
     #[command(after_help = "\
 Examples:
   feedline ckpt doctor run/ckpt
@@ -142,8 +142,8 @@ Examples:
     Scrub(scrub::ScrubArgs),
     /// Measure how fast a state is saved to a folder and loaded from it, compared with fio.
     ///
-    /// The rates of fio are stored in the user's cache folder: later saves to the same mount report
-    /// which share of them they reach.
+    /// The rates of fio are stored in the user's cache folder. Later saves to the same mount report
+    /// their own rate as a share of fio's.
     ///
     /// Exit code 0: measured. 2: not measured.
     #[command(after_help = "\

@@ -11,7 +11,7 @@ use super::CkptOutput;
 use crate::ui::output::checkpoints;
 use crate::ui::step_folder::holding_steps;
 
-/// Which steps stay.
+/// Arguments of `feedline ckpt retain`.
 #[derive(Debug, Args)]
 pub struct RetainArgs {
     /// Folder of steps.
@@ -27,7 +27,7 @@ pub struct RetainArgs {
     pub json: bool,
 }
 
-/// The policy.
+/// Options of the retention policy.
 #[derive(Debug, Args)]
 pub(crate) struct PolicyArgs {
     /// Number of newest complete steps to retain; at least 1.
@@ -43,7 +43,7 @@ pub(crate) struct PolicyArgs {
     verify: bool,
     /// Compare only the lengths of the files with the manifest.
     ///
-    /// Faster, but damaged bytes are not noticed, and the last intact step may be deleted.
+    /// Faster, but damaged bytes are not detected, and the last intact step may be deleted.
     #[arg(long = "quick", alias = "lengths", conflicts_with = "verify")]
     lengths: bool,
 }

@@ -12,7 +12,7 @@ use super::verify::{verify, verify_bytes};
 use crate::ui::inspect_target::InspectTarget;
 use crate::ui::terminal::ProgressLine;
 
-/// What to scrub, and how fast.
+/// Arguments of `feedline ckpt scrub`.
 #[derive(Debug, Args)]
 pub struct ScrubArgs {
     /// Folder of steps, or one step.

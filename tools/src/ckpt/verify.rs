@@ -1,4 +1,4 @@
-//! `feedline ckpt verify`: whether steps are intact.
+//! `feedline ckpt verify`: checks whether steps are intact.
 
 use anyhow::{Result, bail};
 use ckpt::{Checkpoint, Checkpoints};
@@ -11,7 +11,7 @@ use crate::ui::inspect_target::InspectTarget;
 use crate::ui::output::checkpoints;
 use crate::ui::terminal::{Bar, ProgressLine};
 
-/// What to verify, and how thoroughly.
+/// Arguments of `feedline ckpt verify`.
 #[derive(Debug, Args)]
 pub struct VerifyArgs {
     /// A step-* folder, or a folder of steps for all of them.
@@ -19,7 +19,7 @@ pub struct VerifyArgs {
     pub name: String,
     /// Compare only the manifest with itself and with the lengths of the files.
     ///
-    /// Takes milliseconds, but damaged bytes are not noticed.
+    /// Takes milliseconds, but damaged bytes are not detected.
     #[arg(long)]
     pub quick: bool,
     /// Print JSON, with units in the keys.
@@ -27,7 +27,7 @@ pub struct VerifyArgs {
     pub json: bool,
 }
 
-/// What was verified; `--json` prints it as it is.
+/// The output of `feedline ckpt verify`; `--json` prints it as it is.
 #[derive(Debug, Serialize)]
 pub struct Verified {
     pub(crate) steps: Vec<StepVerdict>,
@@ -44,7 +44,7 @@ pub(crate) struct StepVerdict {
     pub(crate) ok: bool,
     /// Bytes that were read and compared with their checksums.
     pub(crate) verified_bytes: u64,
-    /// What is wrong, and where.
+    /// The fault and its location.
     pub(crate) fault: Option<String>,
 }
 
@@ -93,7 +93,7 @@ pub fn verify(
     Ok(verified)
 }
 
-/// Why nothing was verified.
+/// The reason that no step was verified.
 pub(crate) const NONE_LEFT: &str =
     "expected a committed step, found none: each was removed meanwhile, or is not committed yet";
 
@@ -128,20 +128,20 @@ pub(crate) fn each_step(
     }
 }
 
-/// Why a step was not checked.
+/// The reason that a step was not checked.
 pub(crate) const SKIPPED: &str = "removed meanwhile, or not committed yet";
 
 /// Result for one step.
 pub(crate) enum StepOutcome<T> {
     Intact(T),
-    /// What is wrong, and where.
+    /// The fault and its location.
     Damaged(String),
-    /// It was deleted meanwhile, as retention deletes old steps, or is not committed yet.
+    /// The step was deleted meanwhile, as retention deletes old steps, or is not committed yet.
     Skipped,
 }
 
 /// Distinguishes damage from a step that was deleted meanwhile. A failure to read, such as a store
-/// that does not respond, says nothing about the step and is an error.
+/// that does not respond, does not show damage and is an error.
 pub(crate) fn outcome_of<T>(
     steps: &Checkpoints,
     step: u64,

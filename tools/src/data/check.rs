@@ -18,7 +18,7 @@ use crate::ui::job::{CancellableJob, CountedBytes};
 use crate::ui::output::{FormatHints, Output, TOOL, token_manifest, write_manifest_only};
 use crate::ui::terminal::thousands;
 
-/// What was checked and found. `--json` prints it as it is.
+/// The output of `feedline check`. `--json` prints it as it is.
 #[derive(Debug, Serialize)]
 pub struct CheckVerdict {
     /// One entry for the token files, or one for each checkpoint.
@@ -32,16 +32,16 @@ pub struct CheckVerdict {
     pub added: Vec<Output>,
 }
 
-/// What a check of one thing found.
+/// Result of checking one dataset or checkpoint.
 #[derive(Debug, Serialize)]
 pub struct Finding {
-    /// What was checked.
+    /// Name of the dataset or checkpoint.
     pub what: String,
     /// Whether it is intact.
     pub ok: bool,
     /// Bytes that were read.
     pub read_bytes: u64,
-    /// What it holds, or what is wrong and where.
+    /// Its contents, or the fault and its location.
     pub finding: String,
     /// The tokens that end documents, if their id is known.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -118,7 +118,8 @@ pub fn add_checksums(target: &InspectTarget) -> Result<Vec<Output>> {
         Some(_) if manifest.is_some() => {
             bail!("cannot add checksums: {} exists", store.display(&key));
         }
-        // From a run that was killed before it wrote the manifest, or from another program.
+        // The file is from a run that was killed before it wrote the manifest, or from another
+        // program.
         Some(_) => {
             let [bin, idx] = indexed::sums_of(store, prefix)?;
             let bytes = storage::read_all(&**store, &key)?;
@@ -178,7 +179,7 @@ fn finding(what: String, result: Result<(u64, String, Option<Eod>)>) -> Finding 
     }
 }
 
-/// Verifies a step; returns the bytes that were read, and what it holds.
+/// Verifies a step; returns the bytes that were read, and its contents.
 fn verify_step(open: &Checkpoint, work: &CancellableJob) -> ckpt::Result<(u64, String)> {
     work.begin(format!("check step {}", open.step()), CountedBytes::Read, Some(open.size().1));
     let report = open.verify()?;

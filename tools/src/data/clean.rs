@@ -57,7 +57,7 @@ pub struct CleanArgs {
     #[arg(help_heading = "Output")]
     seed: u64,
 
-    /// Write the dropped lines to this file, each with its cause
+    /// Write the dropped lines to this file, each with the reason
     #[arg(long, value_name = "FILE", help_heading = "Output")]
     dropped: Option<String>,
 
@@ -92,11 +92,11 @@ struct Duplicates {
     #[arg(long)]
     fold: bool,
 
-    /// Smallest share of common shingles of near-duplicates; lower drops more [default: 0.7]
+    /// Smallest share of common shingles of near-duplicates; a lower one drops more [default: 0.7]
     #[arg(long, value_name = "SHARE", requires = "near_dedup")]
     jaccard: Option<f64>,
 
-    /// What the share refers to: union (of both), min (the smaller) or max (the larger)
+    /// Denominator of the share: union (of both), min (the smaller) or max (the larger)
     /// [default: union]
     #[arg(long, value_name = "WHAT", requires = "near_dedup")]
     measure: Option<Measure>,
@@ -122,7 +122,7 @@ struct Duplicates {
     #[arg(long, value_name = "N", requires = "near_dedup")]
     rows: Option<usize>,
 
-    /// Read the inputs twice: about 20 bytes of memory per document in place of 400
+    /// Read the inputs twice, with about 20 bytes of memory per document in place of 400
     #[arg(long, requires = "near_dedup")]
     two_passes: bool,
 
@@ -189,7 +189,7 @@ struct FilterArgs {
 
     /// Drop documents whose URL is on the list in this file
     ///
-    /// A line is a domain (example.com), a name without a dot (example), an ending (.jpg) or an
+    /// A line is a domain (example.com), a name without a dot (example), a suffix (.jpg) or an
     /// address with a path (example.com/a).
     #[arg(long, value_name = "FILE")]
     blacklist_urls: Option<String>,

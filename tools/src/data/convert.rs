@@ -14,7 +14,7 @@ use crate::ui::output::{Output, TOOL, verified_manifest, write_manifest};
 use crate::ui::output_claim::{OutputClaim, Takeover};
 use crate::ui::terminal::{FactTable, thousands};
 
-/// What to convert, and to what.
+/// Request of `feedline convert`.
 #[derive(Clone, Debug)]
 pub struct ConvertRequest {
     /// A prefix, a file or a folder.
@@ -31,14 +31,14 @@ pub struct ConvertRequest {
     pub source_dtype: Option<Dtype>,
     /// The token that ends documents, if no table records their ends.
     pub eod: Option<u32>,
-    /// Which unfinished output is removed.
+    /// The unfinished output to remove.
     pub takeover: Takeover,
 }
 
-/// What was converted; `--json` prints it as it is.
+/// The output of `feedline convert`; `--json` prints it as it is.
 #[derive(Debug, Serialize)]
 pub struct Converted {
-    /// What was read.
+    /// The source that was read.
     pub source: String,
     /// Its format.
     pub from: &'static str,
@@ -63,12 +63,13 @@ pub struct Converted {
 /// Reads token files of one format and writes another.
 ///
 /// # Errors
-/// If the source is damaged, naming the place, or the output cannot be written; no output remains
-/// then. If the process is killed, the next run removes the output and starts from scratch.
+/// If the source is damaged, where the error names the location, or the output cannot be written.
+/// No output remains. If the process is killed, the next run removes the output and starts from
+/// scratch.
 pub fn convert(request: &ConvertRequest, work: &Arc<CancellableJob>) -> Result<Converted> {
     let start = Instant::now();
     let (out, out_prefix) = work.locate(&request.out)?;
-    // First, because unfinished files of a killed run must not be taken for the source.
+    // The claim is taken first: unfinished files of a killed run must not be read as the source.
     let output = [(&out, &out_prefix)];
     let _claim = OutputClaim::take(work, "convert", request.to, &output, request.takeover)?;
     let (store, key) = work.locate(request.source.trim_end_matches('/'))?;

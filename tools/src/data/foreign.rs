@@ -1,4 +1,4 @@
-//! What `feedline inspect` prints for token files of other programs. They do not record their
+//! The output of `feedline inspect` for token files of other programs. They do not record their
 //! counts, so the files are read completely.
 
 use std::sync::Arc;

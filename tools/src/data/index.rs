@@ -1,8 +1,8 @@
 //! `feedline index build`: builds the sample indexes of a run before it starts, without torch or a
 //! GPU.
 //!
-//! Builds, or finds and checks, what Megatron's data path would build at the start of a run, in the
-//! files where the run will look for it.
+//! Builds, or finds and checks, the indexes that Megatron's data path would build at the start of a
+//! run. They are in the files where the run looks for them.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -20,21 +20,21 @@ use serde_json::Value;
 use crate::ui::job::{CancellableJob, CountedBytes};
 use crate::ui::terminal::{table, thousands};
 
-/// What to build.
+/// Arguments of `feedline index build`.
 #[derive(Debug, Args)]
 pub struct IndexBuild {
     /// Prefixes of .bin and .idx, or weights and prefixes in turn, as in Megatron's --data-path.
     #[arg(value_name = "[WEIGHT] PREFIX", required_unless_present_any = ["train", "valid", "test"])]
     pub data: Vec<String>,
-    /// Data of training alone, as in Megatron's --train-data-path; --split is not used then.
+    /// Data for training only, as in Megatron's --train-data-path; --split is then ignored.
     #[arg(long, value_name = "[WEIGHT] PREFIX", num_args = 1.., conflicts_with = "data")]
     #[arg(help_heading = "Data")]
     pub train: Vec<String>,
-    /// Data of validation alone, as in Megatron's --valid-data-path.
+    /// Data for validation only, as in Megatron's --valid-data-path.
     #[arg(long, value_name = "[WEIGHT] PREFIX", num_args = 1.., conflicts_with = "data")]
     #[arg(help_heading = "Data")]
     pub valid: Vec<String>,
-    /// Data of the test alone, as in Megatron's --test-data-path.
+    /// Data for testing only, as in Megatron's --test-data-path.
     #[arg(long, value_name = "[WEIGHT] PREFIX", num_args = 1.., conflicts_with = "data")]
     #[arg(help_heading = "Data")]
     pub test: Vec<String>,
@@ -56,7 +56,7 @@ pub struct IndexBuild {
     /// Build samples of sentences for BERT or T5 in place of GPT samples.
     #[arg(long, value_enum, help_heading = "Samples")]
     pub masked: Option<Masked>,
-    /// Tokens of T5's decoder.
+    /// Sequence length of T5's decoder, in tokens.
     #[arg(long, value_name = "TOKENS", default_value_t = 128, help_heading = "Samples")]
     pub decoder_seq_length: u64,
     /// Share of tokens that are masked.
@@ -80,7 +80,7 @@ pub struct IndexBuild {
     pub json: bool,
 }
 
-/// Samples of training, validation and test; what is not given is 0.
+/// Samples of training, validation and test; missing counts are 0.
 #[derive(Clone, Debug)]
 pub struct SampleCounts(Vec<u64>);
 
@@ -92,8 +92,8 @@ fn sample_counts(text: &str) -> Result<SampleCounts, String> {
     if counts.len() > Split::ALL.len() { Err(expected()) } else { Ok(SampleCounts(counts)) }
 }
 
-/// Whose samples of sentences. The other settings are those of Megatron's pretrain_bert.py and
-/// pretrain_t5.py.
+/// The model whose sentence samples are built. The other settings are those of Megatron's
+/// pretrain_bert.py and pretrain_t5.py.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Masked {
     /// BERT, with pairs for next sentence prediction.
@@ -104,7 +104,7 @@ pub enum Masked {
     T5,
 }
 
-/// What was built or found; `--json` prints it as it is.
+/// The output of `feedline index build`; `--json` prints it as it is.
 #[derive(Debug, Serialize)]
 pub struct Indexes {
     /// Every order, a blend after its datasets.

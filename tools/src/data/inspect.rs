@@ -1,4 +1,4 @@
-//! `feedline inspect`: prints what token files and checkpoints contain.
+//! `feedline inspect`: prints the contents of token files and checkpoints.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -18,7 +18,7 @@ use crate::ui::job::CancellableJob;
 use crate::ui::output::{FormatHints, checkpoints, token_manifest};
 use crate::ui::terminal::{FactTable, table, thousands};
 
-/// What `inspect` prints; `--json` prints it as it is.
+/// The output of `feedline inspect`; `--json` prints it as it is.
 #[derive(Debug, Serialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub enum Inspection {
@@ -109,7 +109,7 @@ pub struct StepLine {
     pub step: u64,
     /// Bytes of its files, if it is complete.
     pub bytes: Option<u64>,
-    /// What is wrong with it, if it is not.
+    /// Its fault, if it is not complete.
     pub fault: Option<String>,
 }
 
@@ -119,7 +119,7 @@ const FIRST_IDS: usize = 24;
 /// Inspects a target. Sizes and counts are read, contents are not checked.
 ///
 /// # Errors
-/// If it cannot be opened, naming what is wrong with it and where.
+/// If it cannot be opened; the error names the fault and its location.
 pub fn inspect(
     target: &InspectTarget,
     hints: &FormatHints,

@@ -20,7 +20,7 @@ use crate::ui::job::{CancellableJob, CountedBytes};
 use crate::ui::output::{Output, TOOL, no_manifest_yet, verified_manifest, write_manifest_only};
 use crate::ui::terminal::{FactTable, thousands};
 
-/// What to write.
+/// Arguments of `feedline materialize`.
 #[derive(Debug, Args)]
 pub struct Materialize {
     /// Prefix of the dataset to read.
@@ -54,14 +54,14 @@ pub struct Materialize {
     /// Memory for samples; at least one sample. With less, the source is read more often.
     #[arg(long, value_name = "SIZE", default_value = "1GiB", help_heading = "Limits")]
     pub memory: ByteSize,
-    /// Bytes written between two commits: the most that a kill loses.
+    /// Bytes written between two commits: the maximum that a kill loses.
     ///
     /// Each commit waits for the disk, so small values are slow.
     #[arg(long, value_name = "SIZE", default_value = "4GiB", help_heading = "Limits")]
     pub commit_every: ByteSize,
     /// Discard the committed samples of an interrupted run [default: resume it]
     ///
-    /// A run with other settings is not resumed: it is an error without --restart.
+    /// Resuming with other settings is an error: use --restart.
     #[arg(long, help_heading = "Output")]
     pub restart: bool,
     /// Print JSON, with units in the keys.
@@ -69,7 +69,7 @@ pub struct Materialize {
     pub json: bool,
 }
 
-/// What was written; `--json` prints it as it is.
+/// The output of `feedline materialize`; `--json` prints it as it is.
 #[derive(Debug, Serialize)]
 pub struct Materialized {
     /// The dataset that was read.
@@ -167,7 +167,7 @@ pub fn materialize(args: &Materialize, work: &Arc<CancellableJob>) -> Result<Mat
         // The input that a sample is from is no longer known.
         meta.remove("inputs");
     }
-    // If the manifest cannot be written, the files stay, and the same command resumes.
+    // If the manifest cannot be written, the files remain, and the same command resumes.
     let files = built.files();
     let outputs = write_manifest_only(out.as_ref(), &out_key, &files, meta).with_context(kept)?;
     MaterializeResume::discard_or_warn(out.as_ref(), &out_key);

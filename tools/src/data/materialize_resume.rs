@@ -1,6 +1,6 @@
-//! An unfinished output, and which part of it is durable: the tokens of its builder up to the last
-//! sync. A small object beside the output records that, so that the next run of the same settings
-//! resumes a killed one. The sequences follow from the order.
+//! An unfinished output, and its durable part: the tokens of its builder up to the last sync. A
+//! small object next to the output records this part, and the next run with the same settings
+//! resumes from it. The sequences follow from the order.
 
 use std::sync::Arc;
 
@@ -71,7 +71,8 @@ impl MaterializeResume {
             }
             None => {
                 let record = Record { run, samples: 0, bin: None };
-                // First, because resumable uploads without a record belong to another program.
+                // The record is written first: resumable uploads without a record belong to another
+                // program.
                 record.write(store.as_ref(), &key)?;
                 let builder = Builder::create_tokens(store, prefix, dtype).inspect_err(|_| {
                     let _ = store.delete(&key); // the error of the builder is reported
@@ -188,7 +189,7 @@ pub(super) fn kept_text(output: &str, samples: u64) -> String {
 }
 
 impl Record {
-    /// After a crash the previous record may remain: then more samples are written again.
+    /// After a crash the previous record may remain. The next run then writes more samples again.
     fn write(&self, store: &dyn Storage, key: &Key) -> Result<()> {
         Ok(store.replace(key, &serde_json::to_vec(self)?)?)
     }

@@ -19,7 +19,7 @@ use crate::ui::output_claim::{OutputClaim, Takeover};
 use crate::ui::step_folder::with_last_component;
 use crate::ui::terminal::{FactTable, thousands};
 
-/// What to merge, and how.
+/// Request of `feedline merge`.
 #[derive(Clone, Debug)]
 pub struct MergeRequest {
     /// Prefixes, and folders whose prefixes are merged.
@@ -34,7 +34,7 @@ pub struct MergeRequest {
     pub partial: bool,
     /// Whether to read the inputs and compare them with their manifests first.
     pub verify: bool,
-    /// Which unfinished output is removed.
+    /// The unfinished output to remove.
     pub takeover: Takeover,
 }
 
@@ -48,7 +48,7 @@ pub enum PrefixOrder {
     Numeric,
 }
 
-/// What was merged; `--json` prints it as it is.
+/// The output of `feedline merge`; `--json` prints it as it is.
 #[derive(Debug, Serialize)]
 pub struct Merged {
     /// The prefixes, in the order of their documents.
@@ -81,12 +81,12 @@ struct MergeInput {
 /// Merges datasets.
 ///
 /// # Errors
-/// If the inputs do not fit together or break their format, naming which; no output remains then.
-/// If the process is killed, the next run removes the output and starts from scratch.
+/// If inputs do not fit together or break their format; the error names them, and no output
+/// remains. If the process is killed, the next run removes the output and starts from scratch.
 pub fn merge(request: &MergeRequest, work: &Arc<CancellableJob>) -> Result<Merged> {
     let start = Instant::now();
     let (out, out_prefix) = work.locate(&request.out)?;
-    // First, because unfinished files of a killed run must not be taken for an input.
+    // The claim is taken first: unfinished files of a killed run must not be read as an input.
     let output = [(&out, &out_prefix)];
     let _claim = OutputClaim::take(work, "merge", Format::Mmididx, &output, request.takeover)?;
     let sources = find(request, work)?;
@@ -130,7 +130,7 @@ fn find(request: &MergeRequest, work: &Arc<CancellableJob>) -> Result<Vec<MergeI
         let bare = input.trim_end_matches('/');
         let bare = [".bin", ".idx"].iter().find_map(|s| bare.strip_suffix(s)).unwrap_or(bare);
         ensure!(!bare.is_empty(), "cannot merge {input}: expected a prefix or a folder, found /");
-        // The name of `.` is in its parent folder.
+        // A name such as `.` has no last component to use as the key.
         let (store, key) = work.locate(&with_last_component(bare))?;
         let is_pair = store.open(&key.with_suffix(".idx")?).is_ok();
         if is_pair {
@@ -182,8 +182,8 @@ impl MergeInput {
         (count > 0).then(|| (index, (count, meta["shard_of_bytes"].as_u64())))
     }
 
-    /// Its inputs: name, stored bytes, and checksum of both ends. None for an input that was a
-    /// stream, or was read by a version that did not record them.
+    /// Its inputs: name, stored bytes, and checksum of both ends. An input is omitted if it was a
+    /// stream, or if the version that read it did not record them.
     fn inputs(&self) -> impl Iterator<Item = (&str, (u64, &str))> {
         let inputs = self.manifest.iter().filter_map(|(meta, _)| meta["inputs"].as_array());
         inputs.flatten().filter_map(|input| {
@@ -223,7 +223,7 @@ impl MergeInput {
                     self.name,
                     entry.bytes
                 );
-                // The index is written again. Tokens are copied with their checksum, so that
+                // The index is rewritten, so it is verified. Tokens are copied with their checksum:
                 // damaged tokens do not match it in the copy either.
                 if request.verify || suffix == ".idx" {
                     entry.verify(self.store.as_ref(), &folder)?;
@@ -238,8 +238,8 @@ impl MergeInput {
     }
 }
 
-/// Checks that all shards are there and in order, so that a failed task of an array is noticed.
-/// Shards belong together only if all inputs had the same number of bytes for each of them.
+/// Checks that all shards are present and in order, which detects a failed task of an array. Shards
+/// belong together only if all inputs had the same number of bytes for each of them.
 fn all_shards(sources: &[MergeInput]) -> Result<()> {
     let mut next = 0;
     let mut last: Option<(&MergeInput, (u64, Option<u64>))> = None;
@@ -353,8 +353,8 @@ fn same_tokenizer(sources: &[MergeInput]) -> Result<()> {
     Ok(())
 }
 
-/// Metadata on which all manifests agree; inputs are concatenated. The caller adds the counts of
-/// the result.
+/// Metadata that is equal in all manifests. The lists of inputs are concatenated. The caller adds
+/// the counts of the result.
 fn common_meta(sources: &[MergeInput]) -> Map<String, Value> {
     let metas: Option<Vec<&Value>> =
         sources.iter().map(|source| source.manifest.as_ref().map(|(meta, _)| meta)).collect();

@@ -12,18 +12,18 @@ use crate::ui::output::{Output, TOOL, pair_bytes, token_manifest, write_manifest
 use crate::ui::output_claim::{OutputClaim, Takeover};
 use crate::ui::terminal::{FactTable, thousands};
 
-/// What to repair.
+/// Request of `feedline repair`.
 #[derive(Clone, Debug)]
 pub struct RepairRequest {
     /// The prefix to read.
     pub source: String,
     /// The prefix to write.
     pub out: String,
-    /// Which unfinished output is removed.
+    /// The unfinished output to remove.
     pub takeover: Takeover,
 }
 
-/// What was found and written; `--json` prints it as it is.
+/// The output of `feedline repair`; `--json` prints it as it is.
 #[derive(Debug, Serialize)]
 pub struct Repaired {
     /// The dataset that was read.
@@ -36,7 +36,7 @@ pub struct Repaired {
     pub sequences: u64,
     /// Tokens that were kept.
     pub tokens: u64,
-    /// Sequences that the header counts and that are lost.
+    /// Sequences that the header counts and that cannot be recovered.
     pub sequences_lost: u64,
     /// Bytes of the `.bin` that are left out.
     pub bytes_lost: u64,

@@ -33,7 +33,7 @@ pub enum OrderKind {
     File,
 }
 
-/// What is to be read.
+/// Arguments of `feedline samples`.
 #[derive(Args, Clone, Debug)]
 pub struct SamplesArgs {
     /// Prefix of a GPT dataset: a path or a URL. With --show, the config of a run.
@@ -45,12 +45,12 @@ pub struct SamplesArgs {
     /// Samples to read [default: to the end of the order]
     #[arg(long, value_name = "N", help_heading = "Samples")]
     pub samples: Option<u64>,
-    /// First sample to read: the number of samples that a run has consumed.
+    /// First sample to read. To continue a run: the number of samples that it has consumed.
     #[arg(long, default_value_t = 0, value_name = "N", help_heading = "Samples")]
     pub first: u64,
-    /// Samples that Megatron's order is built for, which decides its number of epochs.
+    /// Number of samples for which Megatron's order is built; it determines the number of epochs.
     ///
-    /// Default: the last sample to read; with the entire order, one epoch.
+    /// Default: the last sample to read; one epoch without --samples.
     #[arg(long, value_name = "N", help_heading = "Samples")]
     pub built_for: Option<u64>,
     /// Seed of the shuffles.
@@ -81,7 +81,8 @@ pub struct SamplesArgs {
     /// Requests in flight [default: found by measuring]
     #[arg(long, value_name = "N", help_heading = "Reading")]
     pub depth: Option<usize>,
-    /// Maximum size of the data that is read ahead. A small window stalls on slow requests.
+    /// Maximum size of the data that is read ahead. With a small window, slow requests stall the
+    /// reader.
     #[arg(long, default_value = "512MiB", value_name = "SIZE", value_parser = window)]
     #[arg(help_heading = "Reading")]
     pub window: ByteSize,
@@ -89,7 +90,8 @@ pub struct SamplesArgs {
     #[arg(long, default_value = "300s", value_name = "TIME", value_parser = timeout_seconds)]
     #[arg(help_heading = "Reading")]
     pub timeout: u64,
-    /// Do not compare the data with its checksums (PREFIX.crc). Damaged tokens are not noticed.
+    /// Do not compare the data with its checksums (PREFIX.crc). Damaged tokens are then not
+    /// detected.
     #[arg(long, help_heading = "Reading")]
     pub no_verify: bool,
     /// Deliver the bytes of the samples without making tensors, as the node reader does.
@@ -98,7 +100,7 @@ pub struct SamplesArgs {
     /// The simulated store, if there is one.
     #[command(flatten)]
     pub simulate: Simulate,
-    /// Print the SHA-256 of all tokens, each sample with its extra one, as little-endian int64.
+    /// Print the SHA-256 of all tokens, each sample with its extra token, as little-endian int64.
     #[arg(long, help_heading = "Output")]
     pub hash: bool,
     /// Print samples of a run with file, sequence and text of each part.
@@ -120,7 +122,7 @@ fn window(text: &str) -> Result<ByteSize, String> {
     }
 }
 
-/// What was read; `--json` prints it as it is.
+/// The output of `feedline samples`; `--json` prints it as it is.
 #[derive(Debug, Serialize)]
 pub struct Samples {
     /// The simulated store, if there was one.
@@ -138,11 +140,11 @@ pub struct Samples {
     pub index_seconds: f64,
     /// From the start of the loader to the first batch.
     pub first_batch_seconds: f64,
-    /// Samples a second.
+    /// Samples per second.
     pub samples_per_second: f64,
-    /// Bytes of samples a second.
+    /// Bytes of samples per second.
     pub bytes_per_second: f64,
-    /// SHA-256 of the tokens of all samples in order, each with its extra one, as little-endian
+    /// SHA-256 of the tokens of all samples in order, each with its extra token, as little-endian
     /// int64.
     pub sha256: Option<String>,
     /// Metrics of the loader.

@@ -14,7 +14,7 @@ use storage::{Key, RangeRead};
 use crate::data::samples::SamplesArgs;
 use crate::ui::terminal::thousands;
 
-/// Samples that are shown at once, at most.
+/// Maximum number of samples that are shown at once.
 const SHOWN_MAX: u64 = 1 << 16;
 /// Characters of a part that are printed.
 const TEXT_CHARS: usize = 160;
@@ -37,7 +37,7 @@ pub struct Sample {
     pub parts: Vec<SampleSpan>,
 }
 
-/// A run of tokens of one file.
+/// Consecutive tokens of one file.
 #[derive(Debug, Serialize)]
 pub struct SampleSpan {
     /// The token file.

@@ -15,7 +15,7 @@ use crate::ui::output::{
 use crate::ui::output_claim::{OutputClaim, Takeover};
 use crate::ui::terminal::{table, thousands};
 
-/// What to split, and how.
+/// Request of `feedline split`.
 #[derive(Clone, Debug)]
 pub struct SplitRequest {
     /// The prefix to read.
@@ -24,11 +24,11 @@ pub struct SplitRequest {
     pub split: String,
     /// Common start of the prefixes to write.
     pub out: String,
-    /// Which unfinished parts are removed.
+    /// The unfinished parts to remove.
     pub takeover: Takeover,
 }
 
-/// What was written; `--json` prints it as it is.
+/// The output of `feedline split`; `--json` prints it as it is.
 #[derive(Debug, Serialize)]
 pub struct SplitReport {
     /// The dataset that was read.
@@ -131,7 +131,7 @@ fn write_part(
     meta["sequences"] = built.sequences.into();
     meta["tokens"] = built.tokens.into();
     if let Value::Object(meta) = &mut meta {
-        // The inputs that the documents of this part are from are not known.
+        // The inputs of the documents of this part are not known.
         meta.remove("inputs");
     }
     let (sequences, tokens) = (built.sequences, built.tokens);

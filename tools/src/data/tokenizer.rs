@@ -15,7 +15,7 @@ use crate::ui::output::Output;
 use crate::ui::terminal::{FactTable, thousands};
 use crate::ui::timeout::StopSignal;
 
-/// What to do with a tokenizer.
+/// Subcommands of `feedline tokenizer`.
 #[derive(Clone, Debug, clap::Subcommand)]
 pub enum TokenizerVerb {
     /// Train a tokenizer on JSON lines, text, TFRecord or Parquet
@@ -45,7 +45,7 @@ pub struct TrainArgs {
     #[arg(long, value_name = "FORMAT", default_value = "auto", help_heading = "Input")]
     format: Format,
 
-    /// Text to hold in memory and train on, drawn at random; at most 1GiB
+    /// Size of the random sample of the text to train on, held in memory; at most 1GiB
     #[arg(long, value_name = "SIZE", default_value = "256MiB", help_heading = "Input")]
     sample: ByteSize,
 
@@ -57,7 +57,7 @@ pub struct TrainArgs {
     #[arg(long = "type", value_name = "TYPE", help_heading = "Tokenizer")]
     model_type: ModelType,
 
-    /// Tokens, special ones and bytes included
+    /// Number of tokens, including special tokens and bytes
     #[arg(long, value_name = "N", help_heading = "Tokenizer")]
     vocab_size: u64,
 
@@ -68,7 +68,8 @@ pub struct TrainArgs {
     #[arg(long, value_name = "TOKENS", value_delimiter = ',', help_heading = "Tokenizer")]
     special_tokens: Vec<String>,
 
-    /// Fraction of the characters that have a token; the rarest are bytes, or unknown in wordpiece
+    /// Fraction of the characters that have a token; the rarest become bytes, in wordpiece the
+    /// unknown token
     #[arg(long, value_name = "SHARE", default_value_t = 0.9995, help_heading = "Tokenizer")]
     character_coverage: f64,
 
@@ -76,7 +77,7 @@ pub struct TrainArgs {
     #[arg(long, help_heading = "Tokenizer")]
     split_digits: bool,
 
-    /// Encode texts in lower case and without accents; only wordpiece
+    /// Encode texts in lower case and without accents (wordpiece only)
     #[arg(long, help_heading = "Tokenizer")]
     lowercase: bool,
 
@@ -93,7 +94,7 @@ pub struct TrainArgs {
     workers: Option<usize>,
 }
 
-/// What was trained; `--json` prints it as it is.
+/// The output of `feedline tokenizer train`; `--json` prints it as it is.
 #[derive(Debug, Serialize)]
 struct Trained {
     vocab_size: u64,

@@ -14,7 +14,7 @@ const SKEW_S_MAX: i64 = 900;
 /// Smaller clock differences are not reported.
 const SKEW_S_NOTED: i64 = 5;
 
-/// How long a probe may take to end after an interruption.
+/// Maximum time until a probe ends after an interruption.
 const GRACE: Duration = Duration::from_secs(10);
 
 const RULE: &str = "aws s3api put-bucket-lifecycle-configuration --bucket BUCKET \
@@ -22,7 +22,7 @@ const RULE: &str = "aws s3api put-bucket-lifecycle-configuration --bucket BUCKET
     \"AbortIncompleteMultipartUpload\":{\"DaysAfterInitiation\":1}}]}'";
 
 pub(super) fn look(url: &str, purpose: Purpose, patience: &Patience) -> Vec<Finding> {
-    // Without its options, which do not belong in a report.
+    // The report omits the options of the URL.
     let mut found = Findings::of(url.split('?').next().unwrap_or(url));
     let step = Arc::new(Mutex::new("start"));
     let (named, owned_url) = (Arc::clone(&step), url.to_owned());
@@ -31,7 +31,7 @@ pub(super) fn look(url: &str, purpose: Purpose, patience: &Patience) -> Vec<Find
         let set_step = |what| *named.lock().unwrap_or_else(PoisonError::into_inner) = what;
         BucketInfo::of(&owned_url, depth, &set_step)
     };
-    // It takes a dozen requests, of which the last removes what was written.
+    // The probe makes a dozen requests; the last removes the objects that it wrote.
     let stage = Stage::begin("probe the bucket", patience.limit.saturating_mul(4));
     match stage.or_when(&patience.stop.0, GRACE).run(work) {
         Ok(Ok(facts)) => judge(&facts, &mut found),

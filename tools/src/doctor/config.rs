@@ -89,7 +89,7 @@ impl ConfigProbe<'_> {
     }
 }
 
-/// Most ranks of a node whose folders are checked.
+/// Maximum number of ranks of a node whose folders are checked.
 const LOCAL_RANKS_MAX: usize = 64;
 
 /// Folders of the first rank of this node, and the existing ones of other ranks.
@@ -160,7 +160,7 @@ fn nearest(place: &str, patience: &Patience) -> Option<String> {
     result.and_then(|facts| facts).ok().map(|facts| facts.nearest)
 }
 
-/// Whether the order of the samples can be stored; otherwise a run builds it every time.
+/// Checks whether the sample order can be stored. Otherwise every start of a run builds it.
 fn index_cache(dir: &str, patience: &Patience) -> Vec<Finding> {
     if dir.starts_with("s3://") {
         return super::look(dir, Purpose::Both, FolderOrigin::ByRun, patience);
@@ -201,7 +201,7 @@ fn folder_of(prefix: &str) -> String {
     if options.is_empty() { folder.to_owned() } else { format!("{folder}?{options}") }
 }
 
-/// Why a dataset cannot be opened, and a similar prefix that exists.
+/// The error of opening a dataset, and a similar prefix that exists.
 struct AbsentDataset {
     error: storage::Error,
     near: Option<String>,
@@ -213,7 +213,7 @@ impl From<storage::Error> for AbsentDataset {
     }
 }
 
-/// Whether the files of a corpus exist, how large they are, and how much of them is cached.
+/// Checks whether the files of a corpus exist, how large they are, and how much of them is cached.
 fn dataset(prefix: &str, config: &Config, patience: &Patience) -> Vec<Finding> {
     let mut found = Findings::of(prefix.split('?').next().unwrap_or(prefix));
     let ends: &[&str] = match config.objective() {
@@ -271,8 +271,8 @@ fn dataset(prefix: &str, config: &Config, patience: &Patience) -> Vec<Finding> {
     found.all
 }
 
-/// Whether the tokenizer can be opened, as a run opens it: its files, or the folder of its files,
-/// must exist and fit together. `gpt2` and `null:30000` have none.
+/// Checks whether the tokenizer can be opened, as a run opens it: its files, or the folder of its
+/// files, must exist and fit together. `gpt2` and `null:30000` have none.
 fn tokenizer(spec: &str, patience: &Patience) -> Vec<Finding> {
     let mut found = Findings::of("data.tokenizer");
     let Some((kind, files)) = spec.split_once(':').filter(|(kind, _)| *kind != "null") else {
@@ -290,7 +290,7 @@ fn tokenizer(spec: &str, patience: &Patience) -> Vec<Finding> {
     found.all
 }
 
-/// Whether all checkpoints that exist at once fit: the retained ones, and the next.
+/// Checks whether all checkpoints that exist at once fit: the retained ones, and the next.
 fn room(dir: &str, config: &Config, patience: &Patience) -> Vec<Finding> {
     let mut found = Findings::of(dir.split('?').next().unwrap_or(dir));
     let plan = RunPlan::new(config, &PlanInputs::default());
@@ -308,7 +308,7 @@ fn room(dir: &str, config: &Config, patience: &Patience) -> Vec<Finding> {
         Ok((store.free_bytes()?, there.unwrap_or(0_u64)))
     });
     match free.and_then(|outcome: storage::Result<_>| outcome) {
-        // The bytes that are there belong to steps that will be deleted.
+        // The existing bytes belong to steps that will be deleted.
         Ok((Some(free), there)) if free.saturating_add(there) < need => {
             let fits = free.saturating_add(there) / one.max(1);
             let fact = format!("{fact}; {} free, enough for {fits}", ByteSize(free));
@@ -332,8 +332,8 @@ fn room(dir: &str, config: &Config, patience: &Patience) -> Vec<Finding> {
     found.all
 }
 
-/// Checks that a folder is on a local disk: a remote cache is as slow as the data, and an update
-/// waits for its disk.
+/// Checks that a folder is on a local disk: a remote cache is as slow as the data, and an optimizer
+/// update waits for the disk of its state.
 fn check_is_local(dir: &str, what: &str, patience: &Patience) -> Vec<Finding> {
     let mut found = Findings::of(dir);
     let owned = path_of(dir);

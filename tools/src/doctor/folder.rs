@@ -10,16 +10,15 @@ use storage::{ByteSize, Error, Stage};
 use super::{ANSWERS, Finding, Findings, FolderOrigin, Patience, Purpose, mount};
 use crate::ui::unfinished_files::{FileTotal, UnfinishedFiles};
 
-/// A commit that takes longer than the first is reported; one that takes longer than the second
-/// delays a run.
+/// Commits slower than the first limit are reported. Commits slower than the second delay a run.
 const COMMIT_MS_NOTED: f64 = 50.0;
 const COMMIT_MS_MAX: f64 = 500.0;
 
-/// Clock differences of a server that are reported, in seconds: smaller ones are noise.
+/// Clock difference to a server, in seconds, above which it is reported: smaller ones are noise.
 const SKEW_S_NOTED: f64 = 1.0;
 const SKEW_S_MAX: f64 = 60.0;
 
-/// Kinds of unfinished files, what they are, and how to remove them.
+/// Kinds of unfinished files, with a description and how to remove them.
 type UnfinishedKind = (fn(&UnfinishedFiles) -> &FileTotal, &'static str, &'static str);
 const UNFINISHED: [UnfinishedKind; 5] = [
     (
@@ -67,7 +66,7 @@ pub(super) fn look(
     probe.found.all
 }
 
-/// A plain path is taken as it is; a URL may have options.
+/// The path of a plain path or of a `file:` URL, without the options of the URL.
 pub(super) fn path_of(place: &str) -> PathBuf {
     match place.strip_prefix("file:") {
         Some(url) => url.strip_prefix("//").unwrap_or(url).split('?').next().unwrap_or(url).into(),
@@ -290,7 +289,7 @@ impl FolderProbe {
         self.times(scratch)
     }
 
-    /// Whether an existing name is refused.
+    /// Checks that creating, renaming and linking refuse an existing name.
     fn names(&mut self, scratch: &ProbeFolder) -> Result<(), ProbeEnd> {
         let own = scratch.clone();
         let created = self.step("create a file", move || own.exclusive_create())?;

@@ -1,8 +1,9 @@
-//! `feedline doctor`: what will slow down or stop a training run, its effect, and its fix.
+//! `feedline doctor`: finds what will slow down or stop a training run, with its effect and its
+//! fix.
 //!
-//! `storage::probe` collects facts; this module judges their effect on a run. `machine` checks this
-//! machine, `mount` the mount of a path, `folder` a file system, `bucket` an object store, `config`
-//! everything that a run's config names. [`stripe`] is the command `feedline stripe`.
+//! `storage::probe` collects facts; this module derives their effect on a run. `machine` checks
+//! this machine, `mount` the mount of a path, `folder` a file system, `bucket` an object store,
+//! `config` everything that a run's config names. [`stripe`] is the command `feedline stripe`.
 
 mod bucket;
 mod config;
@@ -21,13 +22,13 @@ use storage::{Stage, TimeSpan};
 
 use crate::ui::timeout::StopSignal;
 
-/// What is to be looked at.
+/// Arguments of `feedline doctor`.
 #[derive(Debug, Args)]
 pub struct DoctorArgs {
     /// A folder or file, a URL, or the config of a run: a name that ends in .toml.
     #[arg(value_name = "PATH|URL|CONFIG.toml")]
     pub target: String,
-    /// Use of PATH; a config gives the use of each of its paths.
+    /// Use of PATH; a config determines the use of each of its paths.
     #[arg(long = "for", value_enum, default_value = "both")]
     pub purpose: Purpose,
     /// Maximum time of each check, from 1s to 1h. With less, a slow store counts as stuck.
@@ -47,7 +48,7 @@ fn seconds(text: &str) -> Result<Duration, String> {
     if is_within { Ok(time) } else { Err(format!("expected 1s to 1h, found {text}")) }
 }
 
-/// What a place is for.
+/// Use of a path or URL.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
 pub enum Purpose {
     /// Token files: the path is read, and never written to.
@@ -58,30 +59,30 @@ pub enum Purpose {
     Both,
 }
 
-/// How bad it is.
+/// Severity of the finding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Severity {
-    /// As it should be.
+    /// No problem.
     Fine,
-    /// Worth knowing; it does not harm a run.
+    /// A fact that does not harm a run.
     Note,
     /// A run will be slower, or lose more than necessary.
     Hurts,
-    /// A run will not start, will fail, or can lose what it saved.
+    /// A run will not start, will fail, or can lose saved data.
     Breaks,
 }
 
 /// One finding.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Finding {
-    /// Where: a path, a URL, or `this machine`.
+    /// The path or URL that was checked, or `this machine`.
     pub place: String,
-    /// What was checked.
+    /// Name of the check.
     pub what: String,
-    /// How bad it is.
+    /// Severity of the finding.
     pub severity: Severity,
-    /// What was found.
+    /// The fact that was found.
     pub found: String,
     /// Its effect on a run.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -91,7 +92,7 @@ pub struct Finding {
     pub fix: Option<String>,
 }
 
-/// Findings of one place.
+/// Findings about one path or URL, or about this machine.
 #[derive(Debug, Default)]
 pub struct Findings {
     place: String,
@@ -140,8 +141,8 @@ pub struct Diagnosis {
 /// Checks the target and this machine.
 ///
 /// # Errors
-/// If a config cannot be read, or the check is interrupted: test files are removed first, and the
-/// error names those that cannot be. Problems of a target are findings.
+/// If a config cannot be read, or the check is interrupted. Test files are removed first, and the
+/// error names those that cannot be removed. Problems of a target are findings, not errors.
 pub fn doctor(args: &DoctorArgs) -> Result<Diagnosis> {
     let patience = Patience { limit: args.timeout, stop: StopSignal::at_signals()? };
     let mut all = of_machine(&HostInfo::here());
@@ -158,17 +159,17 @@ pub fn doctor(args: &DoctorArgs) -> Result<Diagnosis> {
     Ok(Diagnosis::new(all))
 }
 
-/// Name of the finding that a step does not return.
+/// Name of the finding about a step that does not return.
 const ANSWERS: &str = "answers";
 
-/// How long a step may take, and the signal that ends it sooner.
+/// Time limit of a step, and the signal that ends it earlier.
 #[derive(Clone, Debug)]
 struct Patience {
     limit: Duration,
     stop: StopSignal,
 }
 
-/// How long a step may take to end after a signal: one of a file system takes milliseconds.
+/// Maximum time until a step ends after a signal: a step on a file system takes milliseconds.
 const GRACE: Duration = Duration::from_secs(2);
 
 impl Patience {
@@ -177,7 +178,7 @@ impl Patience {
     }
 }
 
-/// Who creates a folder that does not exist.
+/// Whether the run creates a missing folder, or the folder must exist.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum FolderOrigin {
     ByRun,
@@ -191,13 +192,13 @@ fn look(place: &str, purpose: Purpose, made: FolderOrigin, patience: &Patience) 
     folder::look(place, purpose, made, patience)
 }
 
-/// What this machine means for a run.
+/// Findings about this machine.
 #[must_use]
 pub fn of_machine(facts: &HostInfo) -> Vec<Finding> {
     machine::judge(facts)
 }
 
-/// What the file system at `place` means for a run.
+/// Findings about the file system at `place`.
 #[must_use]
 pub fn of_mount(place: &str, facts: &MountInfo, purpose: Purpose) -> Vec<Finding> {
     let mut found = Findings::of(place);
@@ -205,7 +206,7 @@ pub fn of_mount(place: &str, facts: &MountInfo, purpose: Purpose) -> Vec<Finding
     found.all
 }
 
-/// What a bucket means for a run.
+/// Findings about a bucket.
 #[must_use]
 pub fn of_bucket(place: &str, facts: &BucketInfo) -> Vec<Finding> {
     let mut found = Findings::of(place);
@@ -213,7 +214,7 @@ pub fn of_bucket(place: &str, facts: &BucketInfo) -> Vec<Finding> {
     found.all
 }
 
-/// Labels of findings in the text, where they are not the name that `--json` prints.
+/// Labels in the text of findings whose name in `--json` is different.
 const LABELS: [(&str, &str); 17] = [
     (ANSWERS, "response"),
     ("a durable file", "fsync latency"),

@@ -1,4 +1,4 @@
-//! What the file system of a path means for a run, by its kind and options.
+//! Findings about the file system of a path: its type and its mount options.
 
 use storage::ByteSize;
 use storage::probe::MountInfo;
@@ -113,7 +113,7 @@ fn nfs(facts: &MountInfo, purpose: Purpose, found: &mut Findings) {
     nfs_requests(facts, found);
 }
 
-/// Options that weaken the guarantees of NFS for several machines.
+/// Options that weaken the guarantees of NFS between machines.
 fn nfs_promises(facts: &MountInfo, purpose: Purpose, found: &mut Findings) {
     if let Some(which @ ("all" | "flock")) = facts.value("local_lock") {
         found.hurts(
@@ -142,7 +142,7 @@ fn nfs_promises(facts: &MountInfo, purpose: Purpose, found: &mut Findings) {
     }
 }
 
-/// Options that cause many requests for one.
+/// Options that turn one request into many.
 fn nfs_requests(facts: &MountInfo, found: &mut Findings) {
     let is_off = |option| facts.value(option) == Some("0");
     if facts.has("noac") || is_off("acregmax") || is_off("acdirmax") {

@@ -8,7 +8,7 @@ use serde::Serialize;
 use storage::ByteSize;
 use storage::fs::lustre::{LayoutComponent, Purpose, Recommendation, Striping, target_count};
 
-/// What can be done.
+/// Subcommands of `feedline stripe`.
 #[derive(Debug, Subcommand)]
 pub enum StripeVerb {
     /// Print the layout of a file, or the default layout of a folder.
@@ -30,7 +30,7 @@ Examples:
   feedline stripe set /lustre/run/ckpt --count 4 --size 4MiB
   feedline stripe set /lustre/corpus --part 1GiB:4:4MiB --part end:all:4MiB")]
     Set(SetArgs),
-    /// Print which layout suits a file, the reason, and the command that sets it.
+    /// Print the layout that suits a file, the reason, and the command that sets it.
     ///
     /// Exit code 0.
     #[command(after_help = "\
@@ -40,7 +40,7 @@ Examples:
     Recommend(RecommendArgs),
 }
 
-/// What is asked for.
+/// Arguments of `feedline stripe get`.
 #[derive(Debug, Args)]
 pub struct GetArgs {
     /// File or folder.
@@ -50,7 +50,7 @@ pub struct GetArgs {
     pub json: bool,
 }
 
-/// What is to be set.
+/// Arguments of `feedline stripe set`.
 #[derive(Debug, Args)]
 pub struct SetArgs {
     /// A folder, or a file that does not exist yet.
@@ -80,7 +80,7 @@ pub struct SetArgs {
     pub json: bool,
 }
 
-/// What a file is for.
+/// Use of a file.
 #[derive(Clone, Copy, Debug, ValueEnum)]
 pub enum For {
     /// .idx files, manifests and other small files.
@@ -93,7 +93,7 @@ pub enum For {
     Shared,
 }
 
-/// Of what, and for whom.
+/// Arguments of `feedline stripe recommend`.
 #[derive(Debug, Args)]
 pub struct RecommendArgs {
     /// Size of the file.
@@ -102,7 +102,7 @@ pub struct RecommendArgs {
     /// Use of the file.
     #[arg(long = "for", value_enum)]
     pub purpose: For,
-    /// Nodes that read it, or processes that write it.
+    /// Nodes that read the file, or processes that write it.
     #[arg(long, value_name = "N", default_value_t = 1)]
     #[arg(value_parser = clap::value_parser!(u32).range(1..))]
     pub nodes: u32,
@@ -130,7 +130,7 @@ fn part(text: &str) -> Result<(u64, u16, u32), String> {
     Ok((end, count(stripes)?, size))
 }
 
-/// What was found or done; `--json` prints it as it is.
+/// The output of `feedline stripe`; `--json` prints it as it is.
 #[derive(Debug, Serialize)]
 pub struct Answer {
     /// The file or folder.
@@ -138,10 +138,10 @@ pub struct Answer {
     pub path: Option<String>,
     /// The components of the layout; none for the default of the file system.
     pub parts: Vec<ComponentReport>,
-    /// Why, or what is wrong.
+    /// The reason for the layout, or the fault.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub why: Option<String>,
-    /// The command that sets it.
+    /// The command that sets the layout.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub set: Option<String>,
     /// Whether the layout is as requested.

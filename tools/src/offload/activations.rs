@@ -20,7 +20,7 @@ use crate::ui::timeout::StopSignal;
 /// again while still in memory are not counted.
 #[derive(Debug, Serialize)]
 pub(super) struct MovedInputs {
-    /// Written by a step, and read back.
+    /// Bytes that a step writes and reads back.
     bytes_per_step: u64,
     layer_bytes: u64,
     /// Writes of the forward pass.
@@ -55,7 +55,7 @@ pub(super) fn check(args: &BenchArgs) -> Result<()> {
     Ok(())
 }
 
-/// Measures activations, and fio, which writes and reads as many bytes on the same disks.
+/// Measures activations, and fio with the same number of bytes on the same disks.
 pub(super) fn run(
     args: &BenchArgs,
     (folders, stores): (&[PathBuf], Vec<Arc<dyn Storage>>),
@@ -70,11 +70,11 @@ pub(super) fn run(
     let files: Vec<PathBuf> = folders.iter().map(|folder| folder.join("fio-inputs")).collect();
     let files: Vec<&Path> = files.iter().map(PathBuf::as_path).collect();
     let (mut ours, mut theirs) = (Vec::new(), Vec::new());
-    // The first round makes all files, as the first step of a run does.
+    // The first round creates all files, as the first step of a run does.
     for round in 0..=args.rounds {
         line.show(&format!("round {round}: activations"));
         stop.check()?;
-        // The two go first in alternate rounds.
+        // feedline and fio run first in alternate rounds.
         let before = if round % 2 == 1 { in_place(&files, bytes)? } else { None };
         stop.check()?;
         let step = step(&spill, &layer, layers, stop)?;
@@ -147,8 +147,7 @@ fn step(spill: &Spill, layer: &[u8], layers: u64, stop: &StopSignal) -> Result<[
     Ok([there, back])
 }
 
-/// fio writes and reads files that stay in place. It makes nothing durable, and neither does the
-/// offload.
+/// fio writes and reads existing files. It makes nothing durable, and neither does the offload.
 fn in_place(files: &[&Path], bytes: u64) -> Result<Option<[Moved; 2]>> {
     if !fio::is_there() {
         return Ok(None);

@@ -1,6 +1,6 @@
 //! `feedline offload ls`: lists the state that ranks keep in folders, and orphaned state. A run
 //! that resumes with fewer ranks removes the orphaned state that its ranks reach; state on a node
-//! without ranks stays.
+//! without ranks remains.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use storage::{ByteSize, Key, Storage};
 use crate::ckpt::CkptOutput;
 use crate::ui::terminal::table;
 
-/// Where to look.
+/// Arguments of `feedline offload ls`.
 #[derive(Debug, Args)]
 pub struct LeftArgs {
     /// Folders of this node, as optim.offload names them.
@@ -31,7 +31,7 @@ pub struct LeftArgs {
     pub json: bool,
 }
 
-/// What was found; `--json` prints it as it is.
+/// The output of `feedline offload ls`; `--json` prints it as it is.
 #[derive(Debug, Serialize)]
 struct Found {
     /// All states, including those that were removed.

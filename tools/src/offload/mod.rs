@@ -26,7 +26,7 @@ use crate::ckpt::bench::{MemoryWatch, median, remove_file};
 use crate::ui::terminal::{ProgressLine, table};
 use crate::ui::timeout::StopSignal;
 
-/// What can be done.
+/// Subcommands of `feedline offload`.
 #[derive(Debug, Subcommand)]
 pub enum OffloadVerb {
     /// Measure updates of optimizer state in host memory and on disks, compared with fio.
@@ -42,8 +42,8 @@ Examples:
     Bench(BenchArgs),
     /// List the offloaded state that ranks keep in folders of this node, and remove orphans.
     ///
-    /// A run that resumes with fewer ranks removes the state of the other ranks where its own ranks
-    /// reach it. State on a node without ranks remains until --remove deletes it.
+    /// A run that resumes with fewer ranks removes the state of the other ranks in folders that its
+    /// own ranks can reach. State on a node without ranks remains until --remove deletes it.
     ///
     /// Exit code 0: done. 2: not done.
     #[command(name = "ls", alias = "left")]
@@ -54,7 +54,7 @@ Examples:
     Left(leftovers::LeftArgs),
 }
 
-/// Where to measure, and what.
+/// Arguments of `feedline offload bench`.
 #[derive(Debug, Args)]
 pub struct BenchArgs {
     /// Folder on the file system to measure, or one on each disk that the state is spread over.
@@ -64,18 +64,18 @@ pub struct BenchArgs {
     pub folders: Vec<PathBuf>,
     /// Parameters of the model, such as 250m or 1.3b; 0 omits updates on the disks.
     ///
-    /// Each needs 12 bytes, twice on the disks.
+    /// Each parameter has 12 bytes of state, and the disks hold two generations of it.
     #[arg(long, value_name = "N", default_value = "250m", value_parser = parameters)]
     pub parameters: u64,
     /// Parameters that are updated in host memory; 0 omits the measurement.
     ///
-    /// A number that fits into the CPU caches measures the caches.
+    /// If their state fits into the CPU caches, the result is the rate of the caches.
     #[arg(long, value_name = "N", default_value = "67108864", value_parser = parameters)]
     pub host_parameters: u64,
     /// Layer inputs that a step writes and reads back, as with parallel.activation_offload.
     ///
-    /// The files of fio are as large. 0B omits the measurement; less than 128MiB would remain in
-    /// the buffers.
+    /// The files of fio have the same size. 0B omits the measurement. Less than 128MiB is refused,
+    /// as it would remain in the buffers.
     #[arg(long, value_name = "SIZE", default_value = "2GiB")]
     pub input_bytes: ByteSize,
     /// Size of one layer input: micro-batch x sequence length x hidden size x 2 or 4 bytes.
@@ -95,7 +95,7 @@ pub struct BenchArgs {
     pub json: bool,
 }
 
-/// What was measured; `--json` prints it as it is.
+/// The output of `feedline offload bench`; `--json` prints it as it is.
 #[derive(Debug, Default, Serialize)]
 struct Measured {
     folders: Vec<String>,
@@ -105,10 +105,10 @@ struct Measured {
     parameters: u64,
     host_parameters: u64,
     triad_bytes_per_s: f64,
-    /// Gradients in bf16, new weights in bf16: 28 bytes a parameter.
+    /// Gradients in bf16, new weights in bf16: 28 bytes per parameter.
     host_step_bytes_per_s: f64,
     host_step_of_triad: f64,
-    /// Gradients in f32 and no new weights: as many bytes, and libtorch's work.
+    /// Gradients in f32 and no new weights: the same number of bytes, and the work of libtorch.
     host_f32_step_bytes_per_s: f64,
     host_f32_step_of_triad: f64,
     fio_bytes_per_s: Option<f64>,
@@ -215,7 +215,7 @@ fn host(
     let mut halves: Vec<Vec<u8>> =
         state.params().iter().map(|param| vec![0; 2 * param.elements]).collect();
     let (mut triads, mut rates, mut shares) = (vec![], [vec![], vec![]], [vec![], vec![]]);
-    // The first round touches the pages.
+    // The first round allocates the pages and is not counted.
     for round in 0..=args.rounds {
         line.show(&format!("round {round}: memory"));
         stop.check()?;
@@ -262,15 +262,15 @@ fn disk(
         let updates = given.updates(state, std::iter::empty());
         Ok(state.step(&adamw(number), updates, ().into())?)
     };
-    // The first step creates the files, the others try one queue depth each; the fastest depth
-    // stays.
+    // The first step creates the files, the others try one queue depth each; the fastest one is
+    // kept.
     const WARM: u64 = 5;
     for number in 1..=WARM {
         line.show(&format!("tuning the queue depth: {number} of {WARM}"));
         stop.check()?;
         step(&mut state, number)?;
     }
-    // The files of fio stay until the end: a disk may be busy with removed ones.
+    // The files of fio are removed at the end: a disk may be busy with removed files.
     let files: Vec<PathBuf> = folders.iter().map(|folder| folder.join("fio")).collect();
     let paths: Vec<&Path> = files.iter().map(PathBuf::as_path).collect();
     line.show("creating the fio files");
@@ -284,7 +284,7 @@ fn disk(
     for round in 1..=args.rounds {
         line.show(&format!("round {round}: disks"));
         stop.check()?;
-        // The two go first in alternate rounds.
+        // feedline and fio run first in alternate rounds.
         let before = if round % 2 == 1 { Some(fio()?) } else { None };
         let started = Instant::now();
         let report = step(&mut state, WARM + round)?;
@@ -311,8 +311,8 @@ fn disk(
     let (_, way) = steps.save_offloaded(1, &mut state, &[], ().into(), None)?;
     measured.checkpoint_ms = started.elapsed().as_secs_f64() * 1e3;
     measured.checkpoint_way = way.to_string();
-    // The second step after the checkpoint cannot write in place, where the data of the checkpoint
-    // is.
+    // The second step after the checkpoint cannot write in place: those files hold the data of the
+    // checkpoint.
     let last = WARM + args.rounds;
     step(&mut state, last + 1)?;
     state.settle()?;

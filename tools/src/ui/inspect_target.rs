@@ -1,4 +1,4 @@
-//! What an argument names: token files of some format, one checkpoint, or a folder of checkpoints.
+//! The target that an argument names: token files, one checkpoint, or a folder of checkpoints.
 
 use std::sync::Arc;
 
@@ -27,7 +27,7 @@ impl std::fmt::Display for NothingFound {
 
 impl std::error::Error for NothingFound {}
 
-/// What was found under a name.
+/// The target that exists under a name.
 #[derive(Debug)]
 pub enum InspectTarget {
     /// `NAME.bin` and `NAME.idx`.
@@ -84,11 +84,11 @@ impl InspectTarget {
         }
     }
 
-    /// Finds what exists under a name. A trailing `.bin`, `.idx` or `/` is removed first, and so is
+    /// Finds the target under a name. A trailing `.bin`, `.idx` or `/` is removed first, and so is
     /// a suffix of the files of another format.
     ///
     /// # Errors
-    /// If nothing known is found; the error names what was expected.
+    /// If no known target exists; the error names the expected ones.
     pub fn find(name: &str) -> Result<Self> {
         let name = with_last_component(name.trim_end_matches('/'));
         let name = name.as_ref();

@@ -99,7 +99,7 @@ impl CancellableJob {
         self.moved_bytes.load(Ordering::Relaxed)
     }
 
-    /// As [`storage::open_url`], watched.
+    /// As [`storage::open_url`], with the store watched.
     ///
     /// # Errors
     /// As there.
@@ -107,7 +107,7 @@ impl CancellableJob {
         Ok(self.watch(storage::open_url(url)?))
     }
 
-    /// As [`storage::locate`], watched.
+    /// As [`storage::locate`], with the store watched.
     ///
     /// # Errors
     /// As there.
@@ -137,7 +137,7 @@ impl CancellableJob {
             let place = commits.iter().position(|commit| commit.is_of(key));
             place.map(|place| commits.swap_remove(place))
         };
-        // Not under the lock: the marker is an upload of this job too.
+        // The lock is released first: the marker is an upload of this job too.
         commit.map_or(Ok(()), CommitMarker::create)
     }
 

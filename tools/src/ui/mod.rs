@@ -1,4 +1,4 @@
-//! What all commands share: output, the terminal, and Ctrl-C.
+//! Modules that all commands share: output, terminal, and Ctrl-C.
 
 pub mod inspect_target;
 pub mod job;

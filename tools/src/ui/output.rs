@@ -17,12 +17,12 @@ pub(crate) const TOOL: &str = concat!("feedline ", env!("CARGO_PKG_VERSION"));
 const FORMAT: &str = "feedline-tokens";
 const FORMAT_VERSION: u32 = 1;
 
-/// Properties from the command line that files may not record.
+/// Properties of token files that the command line gives, because files may not record them.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct FormatHints {
-    /// The size of the vocabulary; else the manifest's.
+    /// The size of the vocabulary. Default: from the manifest.
     pub vocab_size: Option<u64>,
-    /// The token that ends documents; else the manifest's.
+    /// The token that ends documents. Default: from the manifest.
     pub eod: Option<u32>,
     /// The type of tokens, if the files do not record it.
     pub dtype: Option<Dtype>,
@@ -112,9 +112,10 @@ pub(crate) fn token_manifest(store: &dyn Storage, prefix: &Key) -> Result<Option
     }
 }
 
-/// The manifest of a source, if it has one. Copies of damaged files would get new checksums that
-/// match the damage. If the source is a pair with block checksums, each read is verified with them;
-/// otherwise all files are read here and compared with the manifest.
+/// The manifest of a source, if it has one, after its files are verified: copies of damaged files
+/// would get new checksums that match the damage. If the source is a pair with block checksums,
+/// each read is verified with them; otherwise all files are read here and compared with the
+/// manifest.
 pub(crate) fn verified_manifest(
     store: &dyn Storage,
     prefix: &Key,

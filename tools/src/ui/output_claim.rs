@@ -15,7 +15,8 @@
 //! bytes were written and the outputs were becoming visible.
 //!
 //! At most one process has a claim. Two processes cannot create the same number. Each process lists
-//! the markers again after it created its own, so of two different numbers the later one gives way.
+//! the markers again after it created its own, so the later of two processes with different numbers
+//! fails.
 
 use std::iter;
 use std::sync::Arc;
@@ -35,7 +36,7 @@ const MANIFEST: &str = ".manifest.json";
 /// A record is a few hundred bytes: a dozen suffixes and three names of at most 255 bytes.
 const RECORD_BYTES_MAX: u64 = 64 << 10;
 
-/// How often a claim is tried while other processes take and release theirs.
+/// Maximum number of attempts to take a claim while other processes take and release theirs.
 const CLAIMS_MAX: usize = 16;
 
 /// Which unfinished outputs a claim takes over.
@@ -54,11 +55,11 @@ pub enum Takeover {
 pub(crate) struct ClaimRecord {
     /// A [`ProcessIdentity`].
     owner: String,
-    /// The command, and what else determines the outputs of a group.
+    /// The command, and the other settings that determine the outputs of a group.
     command: String,
-    /// Suffixes of the objects that it may have made visible, without the manifest.
+    /// Suffixes of the objects that the process may have made visible, without the manifest.
     suffixes: Vec<String>,
-    /// Suffixes of the resumable uploads that it may create.
+    /// Suffixes of the resumable uploads that the process may create.
     drafts: Vec<String>,
     /// The manifests of its group: the run is complete when all of them are visible.
     manifests: Vec<String>,
@@ -134,7 +135,7 @@ impl OutputClaim {
         };
         let target = |&(store, prefix)| ClaimTarget { store, prefix, format, takeover };
         let targets: Vec<_> = targets.iter().map(target).collect();
-        // All targets, before the first can be refused.
+        // All targets are cleaned before the first can be refused.
         targets.iter().try_for_each(ClaimTarget::tidy)?;
         let (mut markers, mut commits) = (Vec::new(), Vec::new());
         for target in &targets {
@@ -229,7 +230,7 @@ impl ClaimTarget<'_> {
                 continue;
             }
             let bytes = match storage::read_small(self.store.as_ref(), &key, RECORD_BYTES_MAX) {
-                // Its process deleted it.
+                // The process of the marker has deleted it.
                 Err(storage::Error::NotFound { .. }) => continue,
                 bytes => bytes?,
             };
@@ -263,7 +264,7 @@ impl ClaimTarget<'_> {
 
     /// Fails if an output exists that is not debris of a dead process.
     fn refuse_existing(&self, state: &ClaimState, own: &ClaimRecord) -> Result<()> {
-        // A part of a group whose other parts are missing.
+        // The manifest is of a group in which other manifests are missing.
         let manifest_is_debris = |record: &ClaimRecord| {
             let is_committing = !record.suffixes.is_empty();
             is_committing && record.command == own.command && !state.is_complete(record)
@@ -283,7 +284,7 @@ impl ClaimTarget<'_> {
         Ok(())
     }
 
-    /// Deletes the debris of dead processes, then their markers. A manifest goes first.
+    /// Deletes the debris of dead processes, then their markers. The manifest is deleted first.
     fn clear(&self, state: &ClaimState) -> Result<()> {
         for DeadMarker { key, record, .. } in &state.markers {
             let suffixes = record.suffixes.iter().rev().map(String::as_str);
@@ -315,7 +316,7 @@ impl ClaimTarget<'_> {
                 |marker: &DeadMarker| marker.record.drafts.iter().any(|of| of == suffix);
             let is_new = match self.store.open_partial(&self.key(suffix, "")?) {
                 Err(storage::Error::NotFound { .. }) => true,
-                // Then it cannot be created either.
+                // The store cannot create a draft either.
                 Err(storage::Error::Unsupported { .. }) => false,
                 found => found.map(|_| state.markers.iter().any(is_debris))?,
             };
@@ -374,12 +375,12 @@ impl ClaimRecord {
         Ok(record)
     }
 
-    /// Whether its process lives.
+    /// Whether the process of the marker is alive.
     pub(crate) fn owner_life(&self) -> Liveness {
         ProcessIdentity::parse(&self.owner).map_or(Liveness::Unknown, |owner| owner.life())
     }
 
-    /// The suffixes of the objects that it may have made visible, without the manifest.
+    /// The suffixes of the objects that the process may have made visible, without the manifest.
     pub(crate) fn suffixes(&self) -> &[String] {
         &self.suffixes
     }
@@ -405,12 +406,12 @@ impl Drop for OutputClaim {
 
 impl Drop for OwnMarker {
     fn drop(&mut self) {
-        // After a panic the outputs may be incomplete, and the marker lets the next run say so.
+        // After a panic the outputs may be incomplete, and the next run detects this by the marker.
         if std::thread::panicking() {
             return;
         }
         match self.store.delete(&self.key) {
-            // The second marker is not created by a run that fails early.
+            // A run that fails early has not created the second marker.
             Ok(()) | Err(storage::Error::NotFound { .. }) => {}
             Err(error) => {
                 log::warn!("{}: cannot be deleted: {error}", self.store.display(&self.key));

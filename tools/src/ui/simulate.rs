@@ -6,13 +6,13 @@ use anyhow::{Context as _, Result};
 use clap::Args;
 use storage::simulate::{Simulation, StoreModel};
 
-/// Whether, and what.
+/// Options of the simulation.
 #[derive(Clone, Debug, Args)]
 pub struct Simulate {
     /// Simulate another store: lustre, ceph, s3, nfs or the file of a model.
     ///
-    /// Values of the model may follow, as lustre,servers.stripes=8. Results then follow from the
-    /// figures of the model, and every output is marked as simulated. The target should be fast,
+    /// Values of the model may follow, as lustre,servers.stripes=8. Results then depend on the
+    /// numbers in the model, and every output is marked as simulated. The target should be fast,
     /// such as /dev/shm.
     #[arg(long, value_name = "MODEL[,KEY=VALUE]...", help_heading = "Simulation")]
     pub simulate: Option<String>,

@@ -90,7 +90,7 @@ pub(crate) fn run_steps(store: &dyn Storage) -> Result<Option<String>> {
     Ok(inner.iter().any(is_step).then(|| store.display(&below)))
 }
 
-/// Whether two names are known to be of one folder.
+/// Whether two stores are known to have the same root folder.
 pub(crate) fn is_same_folder(a: &dyn Storage, b: &dyn Storage) -> bool {
     let place = |store: &dyn Storage| {
         let name = store.display(&Key::root());

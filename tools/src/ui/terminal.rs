@@ -77,14 +77,14 @@ impl ProgressLine {
         self.is_terminal
     }
 
-    /// Prints a warning that stays, on a terminal or not.
+    /// Prints a warning that later progress does not overwrite, on a terminal or not.
     pub fn warn(&mut self, what: &str) {
         self.clear();
         // A warning that cannot be printed must not end the run.
         let _ = writeln!(io::stderr(), "warning: {what}");
     }
 
-    /// Shows this in place of what was shown before.
+    /// Replaces the text of the line.
     pub fn show(&mut self, what: &str) {
         if self.is_terminal {
             self.is_open = true;
@@ -93,7 +93,7 @@ impl ProgressLine {
         }
     }
 
-    /// Removes the line.
+    /// Erases the line.
     pub fn clear(&mut self) {
         if self.is_open {
             // As above.

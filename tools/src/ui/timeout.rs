@@ -16,11 +16,11 @@ use storage::{StuckReads, TimeSpan};
 /// Interval at which the stop signal is checked.
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
-/// How long work may take to end after a stop: a running save is finished.
+/// Maximum time until work ends after a stop: a running save is finished first.
 const STOP_WAIT: Duration = Duration::from_secs(20);
 
-/// Signals within this time are one: `timeout` sends to the process and then to its group, and so
-/// do launchers of jobs. No user is that fast.
+/// Signals within this time count as one: `timeout` and job launchers signal the process and then
+/// its group. No user is that fast.
 const SAME_SIGNAL: Duration = Duration::from_millis(100);
 
 /// The whole seconds of a time such as `60s` or `5min`; a bare number is seconds.
@@ -32,7 +32,7 @@ pub(crate) fn timeout_seconds(text: &str) -> Result<u64, String> {
     })
 }
 
-/// Whether all work must stop: by a signal, or because another process has failed.
+/// Whether all work must stop: after a signal, or because another process has failed.
 #[derive(Clone, Debug, Default)]
 pub struct StopSignal(pub Arc<AtomicBool>);
 
@@ -86,8 +86,8 @@ impl StopSignal {
     /// errors.
     ///
     /// # Errors
-    /// Errors of the work; an interruption; or a timeout, with the oldest read that hangs. The
-    /// thread then continues to wait.
+    /// Errors of the work; an interruption; or a timeout, with the oldest stuck read. The thread
+    /// then continues to wait.
     pub fn guard<T: Send + 'static>(
         &self,
         what: &str,
@@ -113,7 +113,7 @@ impl StopSignal {
             if Instant::now() > until {
                 let oldest =
                     StuckReads::describe().map(|oldest| format!(" ({oldest})")).unwrap_or_default();
-                // Work that is only slow ends now, and writes nothing more.
+                // Work that is slow but not stuck ends now, and writes nothing more.
                 self.set();
                 let _ = receiver.recv_timeout(STOP_WAIT);
                 bail!(

@@ -11,8 +11,8 @@ use storage::probe::UnfinishedUpload;
 
 use crate::ui::output_claim::{ClaimRecord, parse_marker};
 
-/// Most names that are checked, those nearest to the top first. At 0.2 ms a name, as on a busy
-/// network file system, that is 4 s: below the 20 s after which `doctor` reports a hang.
+/// Maximum number of names that are checked, breadth first. At 0.2 ms a name, as on a busy network
+/// file system, that is 4 s: below the 20 s after which `doctor` reports a hang.
 const NAMES_MAX: usize = 20_000;
 
 /// Files of one kind.
@@ -42,15 +42,15 @@ pub(crate) struct UnfinishedFiles {
 }
 
 impl UnfinishedFiles {
-    /// Searches a folder and all below it. Links are not followed.
+    /// Searches a folder and its subfolders. Links are not followed.
     ///
     /// # Errors
-    /// If the folder cannot be listed. A subfolder that cannot be is skipped.
+    /// If the folder cannot be listed. A subfolder that cannot be listed is skipped.
     pub(crate) fn find(folder: &Path) -> io::Result<Self> {
         drop(fs::read_dir(folder)?);
         let mut found = UnfinishedFiles::default();
         let mut names = 0;
-        // A temporary folder is half deleted: all in it is of the same kind.
+        // All files in a temporary folder are of the kind of that folder.
         let mut folders = VecDeque::from([(folder.to_owned(), None)]);
         while let Some((path, inherited)) = folders.pop_front() {
             let Ok(entries) = fs::read_dir(path) else { continue };

@@ -21,8 +21,8 @@ pub(crate) enum Verb {
     /// Train a model; resume from the newest complete checkpoint of the run, if there is one.
     ///
     /// A process that torchrun, srun or `trainer launch` starts is a rank of the run. After
-    /// SIGTERM, SIGINT or SIGUSR1 the run finishes its step, saves what checkpoint.grace allows,
-    /// and exits with 75. A second signal ends it at once.
+    /// SIGTERM, SIGINT or SIGUSR1 the run finishes its step, saves a checkpoint if checkpoint.grace
+    /// suffices, and exits with 75. A second signal ends it at once.
     ///
     /// Exit code 0: all steps done. 2: failed. 3: another rank is lost or failed, start all ranks
     /// again. 4: done and saved, but an earlier save or a copy to the second store failed. 75:
@@ -40,7 +40,7 @@ pub(crate) enum Verb {
     Report(ReportArgs),
     /// Train at rising learning rates, and report at which rates the loss falls.
     ///
-    /// The sweep has a folder of its own below that of the run, and saves no checkpoints.
+    /// The sweep has its own folder in the folder of the run, and saves no checkpoints.
     #[command(after_help = include_str!("examples/lr-sweep.txt"))]
     LrSweep(SweepArgs),
     /// Print what a run needs: parameters, memory, steps, disk space and time.
@@ -112,8 +112,8 @@ pub(crate) struct PlanArgs {
     pub(crate) tokens_per_s: Option<f64>,
     /// Speed of large matrix products on one rank, in 10^12 operations per second.
     ///
-    /// For an H100 in bf16 it is 989. With --tokens-per-s it gives the efficiency, without it the
-    /// shortest possible time.
+    /// For an H100 in bf16 it is 989. With --tokens-per-s, the plan prints the efficiency; without
+    /// it, the shortest possible time.
     #[arg(long, value_name = "N", help_heading = "Cluster")]
     pub(crate) tflop_per_s: Option<f64>,
     /// Bytes per second that the disks of one rank read and write together, such as 3GB.

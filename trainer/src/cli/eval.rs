@@ -16,7 +16,7 @@ pub(crate) enum EvalTask {
     /// Compute the perplexity of a WikiText file per token and, adjusted, per word.
     #[command(after_help = include_str!("examples/wikitext.txt"))]
     Wikitext {
-        /// The published file, wiki.test.tokens.
+        /// The WikiText file as published, wiki.test.tokens.
         file: String,
         /// Tokens between the starts of two windows [default: the sequence length of the model]
         ///
@@ -38,7 +38,7 @@ pub(crate) enum EvalTask {
     /// Compute the perplexity of a part of a corpus per token.
     #[command(after_help = include_str!("examples/corpus.txt"))]
     Corpus {
-        /// Prefix of its .bin and .idx [default: the first corpus of the run]
+        /// Prefix of the .bin and .idx of the corpus [default: the first corpus of the run]
         prefix: Option<String>,
         /// Part to measure.
         #[arg(long, value_enum, default_value = "valid")]
@@ -115,7 +115,7 @@ impl EvalSettings {
         Ok((self.trained.open()?, EvalOptions { batch: usize::from(self.batch), stride }))
     }
 
-    /// Prints the fields of a report, a line each.
+    /// Prints the fields of a report, one per line.
     fn print(&self, task: &str, trained: &Trained, report: &impl Serialize) -> Result<ExitCode> {
         let mut all = serde_json::json!({ "task": task, "step": trained.step() });
         if let (Value::Object(all), Value::Object(report)) =

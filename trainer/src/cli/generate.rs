@@ -22,16 +22,16 @@ pub(crate) struct GenerateArgs {
     /// Continue each line of standard input as soon as it arrives.
     #[arg(long)]
     interactive: bool,
-    /// Print a JSON object for each text, on a line of its own.
+    /// Print a JSON object per text, one per line.
     #[arg(long)]
     json: bool,
     /// Texts per prompt.
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..))]
     samples: u16,
-    /// Maximum number of tokens; the end of a document ends a text earlier.
+    /// Maximum number of tokens; the token that ends a document ends a text earlier.
     #[arg(long, default_value_t = 100, value_name = "N", help_heading = "Sampling")]
     tokens: usize,
-    /// Minimum number of tokens: the end of a document is not chosen before.
+    /// Minimum number of tokens; the token that ends a document is not sampled earlier.
     #[arg(long = "min-tokens", alias = "tokens-min", default_value_t = 0, value_name = "N")]
     #[arg(help_heading = "Sampling")]
     tokens_min: usize,
@@ -47,7 +47,7 @@ pub(crate) struct GenerateArgs {
     #[arg(long, default_value_t = 1.0, value_parser = |text: &str| number(text, 0.0..=1.0))]
     #[arg(help_heading = "Sampling")]
     top_p: f64,
-    /// First token of an answer of an encoder-decoder model: 0 for T5, 1 for CPM-2
+    /// First decoder token of an encoder-decoder model: 0 for T5, 1 for CPM-2
     /// [default: that of the run]
     #[arg(long, value_name = "ID", help_heading = "Sampling")]
     start_token: Option<u32>,

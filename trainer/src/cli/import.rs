@@ -13,7 +13,7 @@ pub(crate) struct ImportArgs {
     from: ConfigFormat,
     /// Number of ranks that the run used, if no file records it.
     ///
-    /// Together with the batch of one replica it gives the global batch.
+    /// The global batch is computed from it and from the batch of one replica.
     #[arg(long = "ranks", alias = "world", value_name = "N")]
     world: Option<u64>,
     /// Files of one run: a launch script with its JSON, a YAML file, a Python config.

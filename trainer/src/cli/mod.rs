@@ -25,7 +25,7 @@ pub(crate) use import::{ImportArgs, import_config};
 pub(crate) use report::{ReportArgs, report};
 pub(crate) use sweep::{SweepArgs, sweep};
 
-/// Which trained model, and what made its tokens.
+/// The trained model and its tokenizer.
 #[derive(Debug, Args)]
 pub(crate) struct TrainedArgs {
     /// Folder of a run, of its checkpoints, or of one step.

@@ -21,12 +21,13 @@ pub(crate) struct SweepArgs {
     /// Last learning rate; the rate grows by the same factor in each step.
     #[arg(long, default_value_t = 1.0, value_name = "RATE")]
     to: f64,
-    /// Number of steps. More separate the rates better, and take longer.
+    /// Number of steps. More steps separate the rates better, and take longer.
     #[arg(long, default_value_t = 200, value_parser = clap::value_parser!(u64).range(10..))]
     steps: u64,
 }
 
-/// Trains at rising rates in a folder of its own, saves nothing, and prints where the loss fell.
+/// Trains at rising rates in a separate folder, saves nothing, and prints at which rates the loss
+/// fell.
 pub(crate) fn sweep(args: &SweepArgs) -> Result<ExitCode> {
     let (from, to, steps) = (args.from, args.to, args.steps);
     ensure!(0.0 < from && from < to, "expected 0 < --from < --to, found {from} and {to}");

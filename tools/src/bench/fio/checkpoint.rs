@@ -31,7 +31,7 @@ pub(crate) fn read(file: &Path, bytes: u64) -> Result<Option<f64>> {
 /// Bytes per second of reading and writing `bytes` each, in files of `bytes` in total, which are
 /// retained.
 pub(crate) fn mixed(files: &[&Path], bytes: u64) -> Result<Option<f64>> {
-    // A loop reads and writes a half each.
+    // One loop reads half of the bytes and writes half.
     run(files, bytes, "rw", 2, &[])
 }
 

@@ -21,7 +21,7 @@ use crate::ui::timeout::StopSignal;
 /// The result of one workload by feedline and by fio.
 #[derive(Clone, Debug, Serialize)]
 pub struct Peer {
-    /// What was read or written.
+    /// Name of the workload.
     pub what: String,
     /// Median of feedline, in megabytes per second.
     pub ours_mb_per_s: f64,

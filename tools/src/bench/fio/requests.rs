@@ -76,7 +76,7 @@ pub fn write(file: &Path, writes: &Writes, direct: bool) -> Result<FioResult> {
     job.args([format!("--numjobs={}", writes.writers), format!("--size={part}")]);
     requests(&mut job, writes.bytes, direct);
     let result = fio::run(job, "write")?;
-    // Each writer has its own share.
+    // Each writer has its own range or file.
     Ok(FioResult { cores: result.cores.map(|cores| cores * writes.writers as f64), ..result })
 }
 

@@ -16,7 +16,7 @@ use storage::probe::cpu_times;
 pub enum CounterSource {
     /// The kernel: bytes of this process that were moved below the page cache.
     Kernel,
-    /// The requests of the benchmark, rounded to blocks: caches below them are not seen.
+    /// The requests of the benchmark, rounded to blocks: caches below them are not visible.
     Requests,
     /// None: the files are in memory.
     Memory,

@@ -64,7 +64,7 @@ pub fn judged(
     if witness == CounterSource::Memory {
         return (None, Some(ValidityFlag::Memory));
     }
-    // Counting requests does not see the caches below them, but the kernel reports how much of a
+    // A count of requests does not show the caches below them, but the kernel reports how much of a
     // file it caches.
     let resident = all.more.get(RESIDENT).is_some_and(|share| *share > RESIDENT_MAX);
     // The requests of saves and restores are not counted.

@@ -1,4 +1,4 @@
-//! The results, as `--json` and the tables print them, and from which the page is generated.
+//! The results of a benchmark. `--json`, the tables and the page are made from them.
 
 pub mod page;
 pub mod tables;
@@ -20,10 +20,10 @@ use super::patterns::{Figure, Pattern, PatternRun, TICK_S};
 use super::report::tables::{peers, rows};
 use super::report::verdict::StoreVerdict;
 
-/// The version of the JSON. It grows when a field changes its meaning or is removed.
+/// The version of the JSON. It is increased when a field changes its meaning or is removed.
 pub const SCHEMA: u32 = 1;
 
-/// Most points of a timeline: more cannot be distinguished.
+/// Maximum number of points of a timeline: more cannot be distinguished.
 const POINTS_MAX: usize = 80;
 
 /// The results of a benchmark.

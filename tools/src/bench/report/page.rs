@@ -16,7 +16,7 @@ use crate::ui::terminal::thousands;
 /// Styles of this page, in addition to the common ones.
 const STYLE: &str = include_str!("page.css");
 
-/// Most targets of one page: the style has this many colours.
+/// Maximum number of targets of one page: the style has this many colours.
 pub const TARGETS_MAX: usize = 8;
 
 /// Renders the page.
@@ -76,7 +76,7 @@ fn legend(page: &mut String, targets: &[TargetReport]) {
     page.push_str("</ul>\n");
 }
 
-/// One row a pattern, one column a target.
+/// One row per pattern, one column per target.
 fn numbers(page: &mut String, report: &Report) {
     page.push_str("<div class=\"wide\"><table>\n<tr><th>pattern</th>");
     for target in &report.targets {
@@ -130,7 +130,7 @@ fn cell(of: &PatternReport) -> String {
     cell
 }
 
-/// CPU time of the benchmark itself: one row a pattern, one column a target.
+/// CPU time of the benchmark itself: one row per pattern, one column per target.
 fn own(page: &mut String, report: &Report) {
     let mut rows = String::new();
     for pattern in measured(report) {

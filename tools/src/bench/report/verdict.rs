@@ -1,4 +1,4 @@
-//! What the measurements mean for a training run.
+//! Recommendations for a training run that follow from the measurements.
 
 use serde::Serialize;
 
@@ -27,7 +27,7 @@ pub struct StoreVerdict {
 pub struct TargetSummary {
     /// The target.
     pub name: String,
-    /// How many such clusters it feeds, from this machine.
+    /// Number of such clusters that it can supply with samples, as measured from this machine.
     pub feeds_clusters: Option<Estimate>,
     /// Seconds to save a complete checkpoint at the measured rate.
     pub checkpoint_s: Option<Estimate>,
@@ -39,7 +39,7 @@ pub struct TargetSummary {
     pub start_s: Option<f64>,
     /// The longest wait for a sample at the cluster's rate, which prefetch must hide.
     pub look_ahead_s: Option<f64>,
-    /// Whether one of these numbers is of a cache.
+    /// Whether one of these numbers is the rate of a cache.
     pub cached: bool,
     /// Whether the files are in memory, without a device.
     pub in_memory: bool,
@@ -196,7 +196,7 @@ fn line(need: &Need, method: &Method, summary: &TargetSummary) -> String {
     format!("{name}: {}{but}", parts.join("; "))
 }
 
-/// Recommendation for a target whose results are of a cache.
+/// Recommendation for a target whose results are rates of a cache.
 fn measure_again(name: &str) -> String {
     format!(
         "{name}: results are of a cache, and the data of a run does not fit in it; measure again \

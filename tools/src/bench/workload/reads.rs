@@ -51,7 +51,7 @@ pub struct ReadWorkload<'a> {
     pub depth: usize,
     /// Bytes of a request at most.
     pub len_max: usize,
-    /// How long requests are made.
+    /// Duration in which requests are made.
     pub seconds: f64,
     /// A request that takes longer is an error.
     pub timeout: Duration,
@@ -216,8 +216,8 @@ const READ_AHEAD_FROM: usize = 1 << 18;
 /// Longest sleep between checks of the stop signal.
 const WAKE_MAX: Duration = Duration::from_millis(100);
 
-/// A backlog is processed for at most the duration of the run again; the waiting time of the rest
-/// counts as it is then.
+/// After the run, a backlog is processed for at most the same duration again. The remaining
+/// requests count with their waiting time at that point.
 const BACKLOG_FACTOR: f64 = 2.0;
 
 struct Schedule {

@@ -169,7 +169,7 @@ pub fn replay(load: &ReadWorkload<'_>, replay: &Replay<'_>) -> Result<PatternRun
     let taken = Counters::since(&before);
     run.bytes = metrics.delivered_bytes;
     run.record_cpu(&taken);
-    // Prefetched bytes that were not delivered count on neither side.
+    // Prefetched bytes that were not delivered count neither as moved nor as delivered.
     let wanted = metrics.moved_bytes as f64 / metrics.moved_per_wanted.max(1e-9);
     let moved = match load.place.witness {
         CounterSource::Kernel => taken.read_bytes as f64,

@@ -280,7 +280,7 @@ fn remove_one(place: &TargetFolder) -> Result<()> {
     }
 }
 
-/// Size of a writer's request: what IOR and most single-file checkpoints use, or more.
+/// Size of a writer's request: at least that of IOR and of most single-file checkpoints.
 pub const CHUNK_BYTES: usize = 8 << 20;
 
 /// Every writer writes its range of one file, and syncs it.

@@ -28,10 +28,10 @@ pub(crate) struct GenerateArgs {
     /// Texts per prompt.
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..))]
     samples: u16,
-    /// Maximum number of tokens; the token that ends a document ends a text earlier.
+    /// Maximum number of tokens; the stop token of the model ends a text earlier.
     #[arg(long, default_value_t = 100, value_name = "N", help_heading = "Sampling")]
     tokens: usize,
-    /// Minimum number of tokens; the token that ends a document is not sampled earlier.
+    /// Minimum number of tokens; the stop token is not sampled earlier.
     #[arg(long = "min-tokens", alias = "tokens-min", default_value_t = 0, value_name = "N")]
     #[arg(help_heading = "Sampling")]
     tokens_min: usize,

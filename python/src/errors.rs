@@ -154,6 +154,7 @@ impl IntoPython for ckpt::Error {
             E::Held { .. } | E::LeaseLost { .. } => FolderHeldError::new_err(text),
             E::Aborted { .. } => AbortedError::new_err(text),
             E::Cancelled => PyKeyboardInterrupt::new_err(text),
+            E::Panicked { .. } => PyRuntimeError::new_err(text),
             E::BadRequest { .. }
             | E::BadInput { .. }
             | E::BadState { .. }

@@ -391,8 +391,7 @@ fn work(steps: &Checkpoints, shared: &SaverShared) {
         let outcome = outcome.unwrap_or_else(|_| {
             // The state of its connection is unknown.
             job.resources.agent = None;
-            let reason = "the save thread panicked".to_owned();
-            Err(Error::BadInput { object: format!("step {}", job.snapshot.step), reason })
+            Err(Error::Panicked { object: format!("step {}", job.snapshot.step) })
         });
         log_outcome(&job.snapshot, &outcome);
         let report = outcome.as_ref().ok().copied();

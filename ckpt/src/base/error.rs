@@ -58,6 +58,11 @@ pub enum Error {
         /// Why it was rejected.
         reason: String,
     },
+    /// A thread of the save panicked.
+    Panicked {
+        /// The step, and which writer this process is.
+        object: String,
+    },
     /// An offloaded state cannot be used this way.
     BadState {
         /// The operation, as a verb.
@@ -227,6 +232,7 @@ impl fmt::Display for Error {
                 write!(f, "cannot convert {object}: expected {expected}, found {found}")
             }
             Error::BadInput { object, reason } => write!(f, "cannot save {object}: {reason}"),
+            Error::Panicked { object } => write!(f, "cannot save {object}: a thread panicked"),
             Error::BadLayout { object, reason } => write!(f, "cannot partition {object}: {reason}"),
             Error::OtherModel { object, missing, extra, different } => {
                 write!(f, "cannot load {object}: model does not match")?;

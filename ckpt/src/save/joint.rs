@@ -453,11 +453,8 @@ impl JointSave<'_> {
     /// Runs `work`. A panic becomes an error, which the other writers then report: this process may
     /// live on, so nothing else would end their wait before the deadline.
     fn unless_panicked<T>(&self, work: impl FnOnce() -> Result<T>) -> Result<T> {
-        let panicked = || {
-            let reason = "a thread of the save panicked".to_owned();
-            Error::BadInput { object: self.what(), reason }
-        };
-        catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|_| Err(panicked()))
+        let panicked = |_| Err(Error::Panicked { object: self.what() });
+        catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(panicked)
     }
 
     fn staging<'b>(&'b self, folder: &'b Key) -> Staging<'b> {

@@ -121,7 +121,7 @@ fn panic_of_one_writer_aborts_all() {
         stores[victim] = gate.store();
         for (writer, report) in save_all(&stores, &ranks, 4, "t", DEADLINE).iter().enumerate() {
             let text = report.as_ref().unwrap_err().to_string();
-            assert!(text.contains("a thread of the save panicked"), "writer {writer}: {text}");
+            assert!(text.contains("a thread panicked"), "writer {writer}: {text}");
             let names_it = text.contains(&format!("writer {victim} of 3 (process "));
             assert!(names_it || writer == victim, "writer {writer}: {text}");
         }

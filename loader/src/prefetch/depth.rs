@@ -14,8 +14,11 @@ const TRIAL_MAX: Duration = Duration::from_secs(2);
 /// The gain for which a doubled depth is retained: below it only latency grows.
 const GAIN: f64 = 1.05;
 
-/// The load on a shared store changes; after this many trials the next depth is tried again.
-const TRIALS_BETWEEN: u32 = 100;
+/// After this many trials a depth that did not pay is tried again: the load on a shared store
+/// changes. The first pause is short, because other load may have hidden the gain, and doubles with
+/// each failure.
+const PAUSE_TRIALS_MIN: u32 = 8;
+const PAUSE_TRIALS_MAX: u32 = 100;
 
 /// A request is late after this multiple of the median, and after at least [`LATE_AT_LEAST`]. If
 /// all become slow together, the median follows, and none is late.
@@ -34,7 +37,9 @@ pub(crate) struct Depth {
     max: usize,
     /// The previous depth and its throughput, while the next is on trial.
     before: Option<(usize, f64)>,
+    /// Trials until the next depth is tried.
     trials_left: u32,
+    pause_trials: u32,
     recovering: bool,
     since: Instant,
     bytes: u64,
@@ -56,6 +61,7 @@ impl Depth {
             max,
             before: None,
             trials_left,
+            pause_trials: PAUSE_TRIALS_MIN,
             recovering: false,
             since: now,
             bytes: 0,
@@ -121,10 +127,15 @@ impl Depth {
             self.recovering = self.depth < self.max;
             return;
         }
-        match self.before.take() {
+        let before = self.before.take();
+        if before.is_some_and(|(_, before)| rate >= before * GAIN) {
+            self.pause_trials = PAUSE_TRIALS_MIN;
+        }
+        match before {
             Some((depth, before)) if rate < before * GAIN => {
                 self.depth = depth;
-                self.trials_left = TRIALS_BETWEEN;
+                self.trials_left = self.pause_trials;
+                self.pause_trials = (self.pause_trials * 2).min(PAUSE_TRIALS_MAX);
             }
             None if self.trials_left > 0 => {
                 // A fixed depth has `u32::MAX` trials left forever.
@@ -166,6 +177,19 @@ mod tests {
         assert_eq!(depth.get(), 128);
         run(&mut depth, &mut now, 4096, 300);
         assert_eq!(depth.get(), 256, "the maximum of the backend");
+    }
+
+    /// One slow trial, in which another process loads the device, does not fix the depth for long.
+    #[test]
+    fn depth_is_retried_soon_after_a_disturbed_trial() {
+        let mut now = Instant::now();
+        let mut depth = Depth::new(32, 256, None, now);
+        run(&mut depth, &mut now, 4096, 1);
+        assert_eq!(depth.get(), 64, "on trial");
+        run(&mut depth, &mut now, 8, 1);
+        assert_eq!(depth.get(), 32);
+        run(&mut depth, &mut now, 4096, 12);
+        assert_eq!(depth.get(), 256);
     }
 
     /// Of 1,000 requests 20 complete a second late and the others at once: throughput grows with

@@ -233,3 +233,33 @@ fn decode_row(dtype: Dtype, bytes: &[u8], row: &mut [i64]) {
     let len = row.len() * dtype.item_bytes() as usize; // fits: at most 8
     dtype.decode_i64(&bytes[..len], row);
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{PieceRef, SampleOrigin};
+
+    /// Labels are copied in parts, and the last one is decoded: around each boundary, and for each
+    /// end of a padded row, a label is the next token.
+    #[test]
+    fn labels_of_long_rows_are_the_next_tokens() {
+        let seq_len = 3 * COPY_TOKENS + 5;
+        let mut assemble = GptAssemble::new(GptConfig::new(seq_len), vec![Dtype::U16]).unwrap();
+        let mut batch = Batch::default();
+        let around = |parts: usize| (parts * COPY_TOKENS - 2)..=(parts * COPY_TOKENS + 3);
+        for len in (1..=3).flat_map(around).chain([1, 2, seq_len, seq_len + 1]) {
+            let ids: Vec<u16> = (0..len).map(|place| (7 * place + 1) as u16).collect();
+            let bytes: Vec<u8> = ids.iter().flat_map(|id| id.to_le_bytes()).collect();
+            let origin = SampleOrigin { dataset: 0, sample: 0 };
+            assemble.begin(&mut batch, 0, 1);
+            let len_bytes = bytes.len() as u64;
+            let pieces = [PieceRef { file: 0, offset_bytes: 0, len_bytes }];
+            let sample = Sample { number: 0, origin, pieces: &pieces, bytes: &bytes };
+            assemble.set_row(&mut batch, 0, &sample).unwrap();
+            let mut expected: Vec<i64> = ids.iter().map(|&id| id.into()).collect();
+            expected.resize(seq_len + 1, 0); // padding becomes 0
+            assert_eq!(batch.tokens, expected[..seq_len], "{len} tokens");
+            assert_eq!(batch.labels, expected[1..], "{len} tokens");
+        }
+    }
+}

@@ -164,13 +164,13 @@ impl Peer {
         let message = control.message(&mut part);
         // SAFETY: the control buffer has room for one header, as `Control` is made.
         let header = unsafe { libc::CMSG_FIRSTHDR(&raw const message) };
-        let told = libc::cmsghdr {
+        let rights = libc::cmsghdr {
             cmsg_len: Control::FD_LEN,
             cmsg_level: libc::SOL_SOCKET,
             cmsg_type: libc::SCM_RIGHTS,
         };
         // SAFETY: the header is in the control buffer, which is aligned for it.
-        unsafe { header.write(told) };
+        unsafe { header.write(rights) };
         // SAFETY: the data of the header is in the control buffer.
         let data = unsafe { libc::CMSG_DATA(header) };
         // SAFETY: there is room for one descriptor; it need not be aligned.

@@ -129,11 +129,11 @@ pub(crate) fn advise_done(file: &File, offset: u64, len: usize) {
 
 /// The magic number of the file system that an open file is on.
 pub(crate) fn magic_of(file: &File) -> io::Result<u32> {
-    let mut told = MaybeUninit::<libc::statfs>::zeroed();
-    // SAFETY: the descriptor is open, and `told` is room for one `statfs`.
-    checked(unsafe { libc::fstatfs(file.as_raw_fd(), told.as_mut_ptr()) })?;
+    let mut filled = MaybeUninit::<libc::statfs>::zeroed();
+    // SAFETY: the descriptor is open, and `filled` is room for one `statfs`.
+    checked(unsafe { libc::fstatfs(file.as_raw_fd(), filled.as_mut_ptr()) })?;
     // SAFETY: all zeros is a valid `statfs`, and the call filled it.
-    let stat = unsafe { told.assume_init() };
+    let stat = unsafe { filled.assume_init() };
     Ok(stat.f_type as u32) // fits: as below
 }
 
@@ -182,24 +182,24 @@ pub(crate) fn cached_pages(file: &File, offset: u64, len_bytes: u64) -> io::Resu
     /// `cachestat(2)`, which has one number on all machines.
     const CACHESTAT: libc::c_long = 451;
     let range = [offset, len_bytes];
-    let mut told = [0_u64; 5];
+    let mut filled = [0_u64; 5];
     let (fd, range) = (file.as_raw_fd(), range.as_ptr());
     // SAFETY: a range is an offset and a length, and the answer five numbers, the first of which is
     // the pages in the cache; both live until the call returns.
-    let rc = unsafe { libc::syscall(CACHESTAT, fd, range, told.as_mut_ptr(), 0) };
-    if rc == 0 { Ok(told[0]) } else { Err(io::Error::last_os_error()) }
+    let rc = unsafe { libc::syscall(CACHESTAT, fd, range, filled.as_mut_ptr(), 0) };
+    if rc == 0 { Ok(filled[0]) } else { Err(io::Error::last_os_error()) }
 }
 
 /// Whether the clock of this machine is synchronized, and its maximum error in microseconds.
 pub(crate) fn clock() -> io::Result<(bool, u64)> {
-    let mut told = MaybeUninit::<libc::timex>::zeroed();
+    let mut filled = MaybeUninit::<libc::timex>::zeroed();
     // SAFETY: all zeros asks for nothing to be changed, and there is room for the answer.
-    let state = unsafe { libc::adjtimex(told.as_mut_ptr()) };
+    let state = unsafe { libc::adjtimex(filled.as_mut_ptr()) };
     if state < 0 {
         return Err(io::Error::last_os_error());
     }
     // SAFETY: all zeros is a valid `timex`, and the call filled it.
-    let timex = unsafe { told.assume_init() };
+    let timex = unsafe { filled.assume_init() };
     let is_synchronized = timex.status & libc::STA_UNSYNC == 0;
     Ok((is_synchronized, u64::try_from(timex.maxerror).unwrap_or(0)))
 }
@@ -207,11 +207,11 @@ pub(crate) fn clock() -> io::Result<(bool, u64)> {
 /// User and kernel CPU time of this process, with its threads that have ended and the kernel
 /// threads that work for it.
 pub(crate) fn cpu_times() -> io::Result<[Duration; 2]> {
-    let mut told = MaybeUninit::<libc::rusage>::zeroed();
-    // SAFETY: `told` is room for one `rusage`.
-    checked(unsafe { libc::getrusage(libc::RUSAGE_SELF, told.as_mut_ptr()) })?;
+    let mut filled = MaybeUninit::<libc::rusage>::zeroed();
+    // SAFETY: `filled` is room for one `rusage`.
+    checked(unsafe { libc::getrusage(libc::RUSAGE_SELF, filled.as_mut_ptr()) })?;
     // SAFETY: all zeros is a valid `rusage`, and the call filled it.
-    let usage = unsafe { told.assume_init() };
+    let usage = unsafe { filled.assume_init() };
     // fits: it counts up from 0, and the second number is below 10^6
     let time = |of: libc::timeval| Duration::new(of.tv_sec as u64, of.tv_usec as u32 * 1000);
     Ok([usage.ru_utime, usage.ru_stime].map(time))
@@ -219,11 +219,11 @@ pub(crate) fn cpu_times() -> io::Result<[Duration; 2]> {
 
 pub(crate) fn file_system(path: &Path) -> io::Result<StatFs> {
     let path = c_path(path)?;
-    let mut told = MaybeUninit::<libc::statfs>::zeroed();
-    // SAFETY: the path ends in NUL, and `told` is room for one `statfs`.
-    checked(unsafe { libc::statfs(path.as_ptr(), told.as_mut_ptr()) })?;
+    let mut filled = MaybeUninit::<libc::statfs>::zeroed();
+    // SAFETY: the path ends in NUL, and `filled` is room for one `statfs`.
+    checked(unsafe { libc::statfs(path.as_ptr(), filled.as_mut_ptr()) })?;
     // SAFETY: all zeros is a valid `statfs`, and the call filled it.
-    let stat = unsafe { told.assume_init() };
+    let stat = unsafe { filled.assume_init() };
     let counted = stat.f_blocks > 0;
     let free_bytes = counted.then(|| stat.f_bavail.saturating_mul(stat.f_bsize.unsigned_abs()));
     let total_bytes = counted.then(|| stat.f_blocks.saturating_mul(stat.f_bsize.unsigned_abs()));
@@ -255,14 +255,14 @@ impl DirectAlign {
 
 /// The alignment of direct I/O on this file. `None`: not reported by the file system.
 pub(crate) fn direct_align(file: &File) -> Option<DirectAlign> {
-    let mut told = MaybeUninit::<libc::statx>::zeroed();
+    let mut filled = MaybeUninit::<libc::statx>::zeroed();
     let (fd, flags) = (file.as_raw_fd(), libc::AT_EMPTY_PATH);
-    // SAFETY: the path is an empty C string, and `told` is room for one `statx`.
+    // SAFETY: the path is an empty C string, and `filled` is room for one `statx`.
     let rc =
-        unsafe { libc::statx(fd, c"".as_ptr(), flags, libc::STATX_DIOALIGN, told.as_mut_ptr()) };
+        unsafe { libc::statx(fd, c"".as_ptr(), flags, libc::STATX_DIOALIGN, filled.as_mut_ptr()) };
     checked(rc).ok()?;
     // SAFETY: all zeros is a valid `statx`, and the call filled it.
-    let stat = unsafe { told.assume_init() };
+    let stat = unsafe { filled.assume_init() };
     let known = stat.stx_mask & libc::STATX_DIOALIGN != 0;
     let align = DirectAlign { memory: stat.stx_dio_mem_align, offset: stat.stx_dio_offset_align };
     known.then_some(align)

@@ -6,9 +6,9 @@
 
 They are in ${XDG_CACHE_HOME:-~/.cache}/feedline/crates/KEY, 1.3 GB for the tests and about as much
 for a release build, 4 GB at most, and may be deleted at any time. KEY is a hash of the inputs of their
-compilation: rustc, their versions in Cargo.lock, Cargo.toml, .cargo/config.toml. The two most recently
-used keys are cached. Crates of the workspace are never cached: cargo would take those of another clone
-for this one's.
+compilation: rustc, their versions in Cargo.lock, Cargo.toml and .cargo/config.toml without comments.
+The two most recently used keys are cached. Crates of the workspace are never cached: cargo would take
+those of another clone for this one's.
 """
 
 import fcntl
@@ -50,7 +50,8 @@ def key():
     packages = Path("Cargo.lock").read_text().split("[[package]]")
     digest.update("".join(text for text in packages if "\nsource = " in text).encode())
     for path in ("Cargo.toml", ".cargo/config.toml"):
-        digest.update(Path(path).read_bytes())
+        without_comments = re.sub(r"[ \t]*#.*", "", Path(path).read_text())
+        digest.update(without_comments.encode())
     return digest.hexdigest()[:16]
 
 

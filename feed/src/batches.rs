@@ -165,7 +165,7 @@ impl Batches {
         let mut options = LoaderOptions::new(rows, samples.clone());
         options.batches_min = self.settings.prefetch.div_ceil((rows / micro) as u64);
         options.verify = self.settings.verify;
-        options.near = self.source.local.clone().map(|local| local as Arc<dyn SampleCache>);
+        options.sample_cache = self.source.local.clone().map(|local| local as Arc<dyn SampleCache>);
         options.ranks = Ranks::one(replica as u32, replicas as u32); // fits: replicas are processes
         let cut = MicroBatchCutter { inner: self.source.assembly.assemble()?, rows: micro };
         let order = Arc::clone(&self.source.order);

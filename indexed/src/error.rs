@@ -15,7 +15,7 @@ pub enum Error {
         /// Which of the two files is there.
         found: String,
         /// Similar prefixes that have a dataset.
-        near: Vec<String>,
+        similar: Vec<String>,
     },
     /// A file breaks its format.
     Malformed {
@@ -340,12 +340,12 @@ impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Error::Storage(error) => error.fmt(f),
-            Error::NoDataset { prefix, found, near } => {
+            Error::NoDataset { prefix, found, similar } => {
                 write!(f, "cannot open {prefix}: expected {prefix}.idx and .bin, found {found}")?;
-                if near.is_empty() {
+                if similar.is_empty() {
                     return Ok(());
                 }
-                write!(f, " (hint: there is {})", near.join(", "))
+                write!(f, " (hint: there is {})", similar.join(", "))
             }
             Error::Malformed { file, offset, fault, found, expected } => {
                 write!(f, "cannot read {file}: expected {expected}, found {found}")?;

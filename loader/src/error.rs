@@ -108,7 +108,7 @@ pub enum Error {
         expected: String,
     },
     /// A thread of the loader panicked; the reason is on stderr.
-    Gone,
+    ThreadPanicked,
     /// The node reader, or the connection to it, failed.
     Node(crate::NodeError),
 }
@@ -173,7 +173,7 @@ impl fmt::Display for Error {
                      {found}"
                 )
             }
-            Error::Gone => write!(f, "cannot load batch: a loader thread panicked"),
+            Error::ThreadPanicked => write!(f, "cannot load batch: a loader thread panicked"),
             Error::Node(error) => error.fmt(f),
         }
     }

@@ -56,7 +56,7 @@ impl<A: Assemble> RandomReader<A> {
             order: self.order.as_ref(),
             store_of: &self.store_of,
             limits: &self.limits,
-            near: None,
+            sample_cache: None,
             verify: self.verify,
         };
         self.round.fill(&context, samples.iter().map(|&sample| sample..sample + 1))?;

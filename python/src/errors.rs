@@ -105,7 +105,7 @@ impl IntoPython for loader::Error {
             E::Option { .. } | E::SampleLength { .. } | E::Triple { .. } | E::Sample { .. } => {
                 PyValueError::new_err(text)
             }
-            E::Gone => PyRuntimeError::new_err(text),
+            E::ThreadPanicked => PyRuntimeError::new_err(text),
             _ => FeedlineError::new_err(text),
         }
     }

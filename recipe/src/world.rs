@@ -35,7 +35,7 @@ pub struct World {
     /// Number of restarts of the ranks, which distinguishes their keys from older ones.
     pub restart: u64,
     /// The source of these values.
-    pub told_by: &'static str,
+    pub source: &'static str,
 }
 
 /// More than any machine has.
@@ -85,7 +85,7 @@ impl LaunchEnv<'_> {
                 StoreHost::FirstRank
             },
             restart: self.number_or("TORCHELASTIC_RESTART_COUNT", 0)?,
-            told_by: "RANK and WORLD_SIZE",
+            source: "RANK and WORLD_SIZE",
         })
     }
 
@@ -117,16 +117,16 @@ impl LaunchEnv<'_> {
             port,
             keeper: StoreHost::FirstRank,
             restart: self.number_or("SLURM_RESTART_COUNT", 0)?,
-            told_by: "srun",
+            source: "srun",
         })
     }
 
     fn checked(&self, world: World) -> Result<World> {
         if world.size == 0 || world.size > RANKS_MAX || world.rank >= world.size {
-            let World { rank, size, told_by, .. } = world;
+            let World { rank, size, source, .. } = world;
             return Err(refused(format!(
                 "expected a rank below the world size, of at most {RANKS_MAX}; found rank {rank} \
-                 of {size}, from {told_by}"
+                 of {size}, from {source}"
             )));
         }
         Ok(world)

@@ -18,7 +18,7 @@ pub enum Error {
         /// The step's folder, as it would be.
         object: String,
         /// Existing steps, nearest first.
-        near: Vec<u64>,
+        similar: Vec<u64>,
     },
     /// The checkpoint has no such tensor.
     NoTensor {
@@ -29,7 +29,7 @@ pub enum Error {
         /// The requested group.
         group: Group,
         /// Existing tensors with the most similar names, as `group name`.
-        near: Vec<String>,
+        similar: Vec<String>,
     },
     /// The checkpoint has no such blob.
     NoBlob {
@@ -38,7 +38,7 @@ pub enum Error {
         /// The requested name.
         name: String,
         /// Existing blobs.
-        near: Vec<String>,
+        similar: Vec<String>,
     },
     /// The buffer or region passed by the caller does not fit the tensor.
     BadRequest {
@@ -210,17 +210,17 @@ impl fmt::Display for Error {
             Error::StepExists { object } => {
                 write!(f, "cannot save {object}: step already exists and is not overwritten")
             }
-            Error::NoStep { object, near } => {
+            Error::NoStep { object, similar } => {
                 write!(f, "cannot open {object}: no such step")?;
-                near_text(f, "steps", &near.iter().map(u64::to_string).collect::<Vec<_>>())
+                similar_text(f, "steps", &similar.iter().map(u64::to_string).collect::<Vec<_>>())
             }
-            Error::NoTensor { object, name, group, near } => {
+            Error::NoTensor { object, name, group, similar } => {
                 write!(f, "cannot read {group} '{name}' of {object}: no such tensor")?;
-                near_text(f, "tensors", near)
+                similar_text(f, "tensors", similar)
             }
-            Error::NoBlob { object, name, near } => {
+            Error::NoBlob { object, name, similar } => {
                 write!(f, "cannot read extra '{name}' of {object}: no such blob")?;
-                near_text(f, "blobs", near)
+                similar_text(f, "blobs", similar)
             }
             Error::BadRequest { operation, object, found, expected } => {
                 write!(f, "cannot {operation} {object}: expected {expected}, found {found}")
@@ -286,11 +286,11 @@ fn lease_lost_text(f: &mut fmt::Formatter<'_>, object: &str, holder: &str) -> fm
     )
 }
 
-fn near_text(f: &mut fmt::Formatter<'_>, kind: &str, near: &[String]) -> fmt::Result {
-    if near.is_empty() {
+fn similar_text(f: &mut fmt::Formatter<'_>, kind: &str, similar: &[String]) -> fmt::Result {
+    if similar.is_empty() {
         write!(f, "; there are no {kind}")
     } else {
-        write!(f, " (hint: existing {kind} are {})", near.join(", "))
+        write!(f, " (hint: existing {kind} are {})", similar.join(", "))
     }
 }
 

@@ -139,7 +139,7 @@ impl Checkpoint {
             object: self.display(),
             name: name.to_owned(),
             group,
-            near: nearest(self.tensors(), name, group),
+            similar: nearest(self.tensors(), name, group),
         })
     }
 
@@ -152,7 +152,7 @@ impl Checkpoint {
         let blob = found.ok_or_else(|| Error::NoBlob {
             object: self.display(),
             name: name.to_owned(),
-            near: self.blobs().map(str::to_owned).collect(),
+            similar: self.blobs().map(str::to_owned).collect(),
         })?;
         let file = self.catalog.file(&blob.file);
         let key = self.folder.join(&file.path)?;

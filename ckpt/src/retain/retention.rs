@@ -44,7 +44,7 @@ pub enum Check {
     #[default]
     NewestBytes,
     /// The same, but earlier verifications are ignored: each pass that deletes a step reads.
-    Anew,
+    NewestBytesAlways,
 }
 
 impl Default for Retention {
@@ -180,7 +180,7 @@ impl Checkpoints {
             Check::NewestBytes => {
                 first.keep.iter().any(|(step, why)| Some(*step) == marked && *why == Keep::Last)
             }
-            Check::Anew => false,
+            Check::NewestBytesAlways => false,
         };
         if first.delete.is_empty() || is_enough {
             return Ok(Planned { plan: first, read: None, bad: BTreeSet::new() });

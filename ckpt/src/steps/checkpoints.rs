@@ -23,7 +23,7 @@ pub struct Checkpoints {
     pub(crate) folder: Key,
     pub(crate) options: CheckpointOptions,
     /// Held during each change of the folder: the lease excludes other processes, not our threads.
-    writing: Mutex<()>,
+    writing: Arc<Mutex<()>>,
     pub(crate) patience: LivenessTimeouts,
     pub(crate) plans: PlanCache,
     pub(crate) lease: Arc<lease::LeaseState>,
@@ -68,7 +68,7 @@ impl Checkpoints {
     pub fn open(store: Arc<dyn Storage>, folder: Key) -> Self {
         let (options, patience) = (CheckpointOptions::default(), LivenessTimeouts::default());
         let lease = lease::LeaseState::new(Arc::clone(&store), folder.clone(), patience);
-        let (writing, plans) = (Mutex::new(()), PlanCache::default());
+        let (writing, plans) = (Arc::default(), PlanCache::default());
         Checkpoints { store, folder, options, writing, patience, plans, lease }
     }
 
@@ -77,6 +77,21 @@ impl Checkpoints {
     pub fn with_options(mut self, options: CheckpointOptions) -> Self {
         self.options = options;
         self
+    }
+
+    /// The same folder, and also the same lease, with other options, for steps that are saved in
+    /// another way.
+    #[must_use]
+    pub fn sharing_lease(&self, options: CheckpointOptions) -> Self {
+        Checkpoints {
+            store: Arc::clone(&self.store),
+            folder: self.folder.clone(),
+            options,
+            writing: Arc::clone(&self.writing),
+            patience: self.patience,
+            plans: PlanCache::default(),
+            lease: Arc::clone(&self.lease),
+        }
     }
 
     /// The same with other heartbeat timeouts. All processes that write into the folder must use
@@ -155,12 +170,12 @@ impl Checkpoints {
     /// [`Error::Corrupt`] or [`storage::Error::NotFound`] within [`Error::Storage`] if it is
     /// damaged.
     pub fn open_step(&self, step: u64) -> Result<Checkpoint> {
-        let mut near = self.named_steps()?;
-        if !near.contains(&step) {
-            near.sort_by_key(|there| there.abs_diff(step));
-            near.truncate(5);
+        let mut similar = self.named_steps()?;
+        if !similar.contains(&step) {
+            similar.sort_by_key(|there| there.abs_diff(step));
+            similar.truncate(5);
             let object = self.store.display(&self.folder.join(&step_name(step))?);
-            return Err(Error::NoStep { object, near });
+            return Err(Error::NoStep { object, similar });
         }
         self.open_named(step, &self.listing()?)
     }

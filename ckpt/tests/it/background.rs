@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::common::gate::{Gate, Way};
+use crate::common::gate::{Gate, GateState};
 use crate::common::{Folder, SERIAL, State, Tensor};
 use ckpt::{
     AsyncSaveOptions, AsyncSaver, Blob, Checkpoints, Error, Finish, SaveHandle, SaveStart, WhenBusy,
@@ -42,7 +42,7 @@ fn later_updates_do_not_change_copy() {
     let background = background_of(&gate, WhenBusy::Wait);
     let before = State::of_model(1);
     let mut state = before.clone();
-    gate.set(Way::Shut);
+    gate.set(GateState::Closed);
     let handle = begin(&state, &background, 1);
     let progress = handle.progress();
     assert!(!progress.is_done && progress.bytes == 0 && progress.bytes_total > 5000);
@@ -51,7 +51,7 @@ fn later_updates_do_not_change_copy() {
     }
     state.blobs.iter_mut().for_each(|(_, bytes)| bytes.fill(0));
     drop(state);
-    gate.set(Way::Open);
+    gate.set(GateState::Open);
     let report = handle.wait().unwrap();
     assert!(handle.progress().is_done);
     before.check(&steps_of(&gate).newest().unwrap().unwrap());
@@ -64,21 +64,21 @@ fn one_copy_at_a_time() {
     let folder = Folder::new();
     let gate = Gate::new(folder.store());
     let skips = background_of(&gate, WhenBusy::Skip);
-    gate.set(Way::Shut);
+    gate.set(GateState::Closed);
     let first = begin(&State::of_model(1), &skips, 1);
     assert!(save(&State::of_model(2), &skips, 2).unwrap().save.is_none());
-    gate.set(Way::Open);
+    gate.set(GateState::Open);
     first.wait().unwrap();
     skips.wait().unwrap();
     begin(&State::of_model(3), &skips, 3);
     drop(skips);
 
     let waits = background_of(&gate, WhenBusy::Wait);
-    gate.set(Way::Shut);
+    gate.set(GateState::Closed);
     begin(&State::of_model(4), &waits, 4);
     std::thread::scope(|scope| {
         let second = scope.spawn(|| begin(&State::of_model(5), &waits, 5));
-        gate.set(Way::Open);
+        gate.set(GateState::Open);
         second.join().unwrap().wait().unwrap();
     });
     drop(waits);
@@ -97,7 +97,7 @@ fn failures_are_reported_once() {
     let is_device_error = |error: &Error| error.to_string().contains("device failed");
     let good = begin(&State::of_model(1), &background, 1).wait().unwrap();
 
-    gate.set(Way::Broken);
+    gate.set(GateState::Broken);
     let handle = begin(&State::of_model(2), &background, 2);
     assert!(is_device_error(&handle.wait().unwrap_err()));
     assert!(matches!(handle.wait(), Err(Error::Reported { step: 2, first })
@@ -114,7 +114,7 @@ fn failures_are_reported_once() {
     while !handle.progress().is_done {
         std::thread::yield_now();
     }
-    gate.set(Way::Open);
+    gate.set(GateState::Open);
     let SaveStart { save: handle, failed } = save(&State::of_model(5), &background, 5).unwrap();
     assert!(matches!(failed, Some((4, error)) if is_device_error(&error)));
     handle.unwrap().wait().unwrap();
@@ -129,14 +129,14 @@ fn cancelled_save_leaves_nothing() {
     let gate = Gate::new(folder.store());
     let background = background_of(&gate, WhenBusy::Wait);
     begin(&State::of_model(1), &background, 1).wait().unwrap();
-    gate.set(Way::Shut);
+    gate.set(GateState::Closed);
     let handle = begin(&State::of_model(2), &background, 2);
     std::thread::scope(|scope| {
         let cancelled = scope.spawn(|| handle.cancel());
         while !handle.progress().is_cancelled {
             std::thread::yield_now();
         }
-        gate.set(Way::Open);
+        gate.set(GateState::Open);
         assert_eq!(cancelled.join().unwrap().unwrap(), None);
     });
     assert!(matches!(handle.wait(), Err(Error::Cancelled)));
@@ -164,23 +164,23 @@ fn finish_within_completes_or_cancels() {
     let finish = background.finish_within(Duration::from_secs(100));
     assert!(matches!(finish, Finish::Committed(report) if report.step == 2), "{finish}");
 
-    gate.set(Way::Shut);
+    gate.set(GateState::Closed);
     let handle = begin(&State::of_model(3), &background, 3);
     // A hung store does not block it.
     let finish = background.finish_within(Duration::ZERO);
     assert!(matches!(finish, Finish::Stuck { step: 3, .. }), "{finish}");
-    gate.set(Way::Open);
+    gate.set(GateState::Open);
     assert!(matches!(handle.wait(), Err(Error::Cancelled)));
     let _ = background.wait();
 
-    gate.set(Way::Shut);
+    gate.set(GateState::Closed);
     let handle = begin(&State::of_model(4), &background, 4);
     std::thread::scope(|scope| {
         let finish = scope.spawn(|| background.finish_within(Duration::from_secs(10)));
         while !handle.progress().is_cancelled {
             std::thread::sleep(Duration::from_millis(5));
         }
-        gate.set(Way::Open);
+        gate.set(GateState::Open);
         let finish = finish.join().unwrap();
         assert!(matches!(finish, Finish::Cancelled { step: 4, .. }), "{finish}");
     });
@@ -197,11 +197,11 @@ fn saver_survives_panic() {
     let folder = Folder::new();
     let gate = Gate::new(folder.store());
     let background = background_of(&gate, WhenBusy::Wait);
-    gate.set(Way::Panics);
+    gate.set(GateState::Panics);
     let handle = begin(&State::of_model(1), &background, 1);
     let message = handle.wait().unwrap_err().to_string();
     assert!(message.contains("panicked"), "{message}");
-    gate.set(Way::Open);
+    gate.set(GateState::Open);
     begin(&State::of_model(2), &background, 2).wait().unwrap();
     assert_eq!(steps_of(&gate).steps().unwrap(), [2]);
 }

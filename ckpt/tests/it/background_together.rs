@@ -9,7 +9,7 @@ use std::time::Duration;
 use crate::common::children::{
     await_true, can_detect_dead_processes, has_ended, signal, signal_if_running,
 };
-use crate::common::gate::{Gate, Way};
+use crate::common::gate::{Gate, GateState};
 use crate::common::ranks::{LIMITS, PATIENCE, Ranks, check_images, same, steps_on};
 use crate::common::{Folder, SERIAL, State};
 use ckpt::{
@@ -55,7 +55,7 @@ fn copies_of_several_writers_become_one_step() {
         let writers = writers_on(gates.iter().map(|gate| gate.store() as _));
         let state = State::of_model(count as u64);
         let mut ranks = Ranks::new(&state, count, LIMITS);
-        gates.iter().for_each(|gate| gate.set(Way::Shut));
+        gates.iter().for_each(|gate| gate.set(GateState::Closed));
         let handles = begin(&writers, &ranks, 12, "first");
         // Replicated bytes are copied by one writer, and nothing else is copied.
         let pieces = |writer| ranks.plan.shards(writer).iter().flat_map(|shard| &shard.pieces);
@@ -66,7 +66,7 @@ fn copies_of_several_writers_become_one_step() {
         assert_eq!(all, state.tensors.iter().map(|tensor| tensor.bytes.len()).sum::<usize>());
         assert!(writers.iter().all(AsyncSaver::is_busy));
         ranks.overwrite();
-        gates.iter().for_each(|gate| gate.set(Way::Open));
+        gates.iter().for_each(|gate| gate.set(GateState::Open));
         let reports: Vec<SaveReport> = ends(&handles).into_iter().map(Result::unwrap).collect();
         let steps = steps_on(folder.store());
         state.check(&steps.newest().unwrap().unwrap());
@@ -91,7 +91,7 @@ fn failure_of_one_writer_is_reported_once_to_all() {
         let folder = Folder::new();
         let gates: Vec<Gate> = (0..3).map(|_| Gate::new(folder.store())).collect();
         let writers = writers_on(gates.iter().map(|gate| gate.store() as _));
-        gates[victim].set(Way::Full);
+        gates[victim].set(GateState::Full);
         let handles = begin(&writers, &ranks, 4, "a");
         for (writer, end) in ends(&handles).into_iter().enumerate() {
             let text = end.unwrap_err().to_string();
@@ -107,7 +107,7 @@ fn failure_of_one_writer_is_reported_once_to_all() {
         while !handles.iter().all(|handle| handle.progress().is_done) {
             thread::yield_now();
         }
-        gates[victim].set(Way::Open);
+        gates[victim].set(GateState::Open);
         for (writer, background) in writers.iter().enumerate() {
             let started = ranks.begin(background, 6, &together("c", writer)).unwrap();
             assert!(matches!(started.failed, Some((5, _))), "writer {writer}");
@@ -166,12 +166,12 @@ fn cancel_by_one_writer_cancels_all() {
         let writers = writers_on(gates.iter().map(|gate| gate.store() as _));
         ends(&begin(&writers, &ranks, 1, "a")).into_iter().for_each(|end| _ = end.unwrap());
         // The third writer has not joined, so nothing can be committed.
-        gates[(one + 1) % 3].set(Way::Shut);
+        gates[(one + 1) % 3].set(GateState::Closed);
         let handles = begin(&writers, &ranks, 2, "b");
         thread::scope(|scope| {
             let cancelled = scope.spawn(|| handles[one].cancel());
             assert_eq!(cancelled.join().unwrap().unwrap(), None, "writer {one}");
-            gates[(one + 1) % 3].set(Way::Open);
+            gates[(one + 1) % 3].set(GateState::Open);
         });
         assert!(matches!(handles[one].wait(), Err(Error::Cancelled)));
         for other in (0..3).filter(|&other| other != one) {

@@ -112,7 +112,7 @@ fn failing_operations_are_reported() {
         run(&store, &mut None).unwrap();
         store.op_count()
     };
-    for how in [FaultKind::Io, FaultKind::NoSpace, FaultKind::Gone] {
+    for how in [FaultKind::Io, FaultKind::NoSpace, FaultKind::DiskLost] {
         let mut failed = 0;
         for op in 0..count {
             let store = FaultStore::new(6, FaultPlan::default());

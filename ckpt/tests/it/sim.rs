@@ -191,7 +191,7 @@ fn message_of(how: FaultKind) -> &'static str {
     match how {
         FaultKind::NoSpace => "no space left",
         FaultKind::Denied => "Permission denied",
-        FaultKind::Io | FaultKind::Gone => "Input/output error",
+        FaultKind::Io | FaultKind::DiskLost => "Input/output error",
     }
 }
 

@@ -203,7 +203,7 @@ fn failing_operations_are_reported() {
         put_and_take(&on(Arc::new(store.clone()), SMALL).unwrap()).unwrap();
         store.op_count()
     };
-    for how in [FaultKind::Io, FaultKind::NoSpace, FaultKind::Denied, FaultKind::Gone] {
+    for how in [FaultKind::Io, FaultKind::NoSpace, FaultKind::Denied, FaultKind::DiskLost] {
         let mut failed = 0;
         for op in 0..count {
             let store = FaultStore::new(1, FaultPlan::default());
@@ -219,7 +219,7 @@ fn failing_operations_are_reported() {
             assert!(text.contains("sim:/away"), "{how:?} at {op}: {text}");
             let again = spill.put(&[1]).unwrap_err().to_string();
             // A lost disk may fail two requests at once.
-            let is_same = again.contains(&text) || how == FaultKind::Gone;
+            let is_same = again.contains(&text) || how == FaultKind::DiskLost;
             assert!(is_same, "{how:?} at {op}: {again}, after {text}");
         }
         assert!(failed * 2 > count, "{how:?}: {failed} of {count} failures were reported");

@@ -82,7 +82,7 @@ fn pinned_step_is_retained() {
     drop(again);
     assert_eq!(steps.retain(1).unwrap(), [1]);
     let result = reader.pin(1);
-    assert!(matches!(&result, Err(Error::NoStep { near, .. }) if *near == [3]), "{result:?}");
+    assert!(matches!(&result, Err(Error::NoStep { similar, .. }) if *similar == [3]), "{result:?}");
     assert_eq!(folder.names(), ["step-000000000003"]);
 }
 

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use crate::common::gate::{Gate, Way, device_error};
+use crate::common::gate::{Gate, GateState, device_error};
 use crate::common::ranks::{LIMITS, PATIENCE, Ranks, check_images, same, steps_on};
 use crate::common::{Folder, SERIAL, State};
 use ckpt::{JointSaveOptions, LivenessTimeouts, PlanLimits, Result, SaveReport};
@@ -78,7 +78,7 @@ fn failure_of_one_writer_fails_all() {
             let store = FaultStore::new(5, faults);
             let mut stores: Vec<Arc<dyn Storage>> = same(&store, 3);
             let gate = Gate::new(Arc::new(store.clone()));
-            gate.set(Way::Full);
+            gate.set(GateState::Full);
             stores[victim] = gate.store();
             let reports = save_all(&stores, &ranks, 4, "t", DEADLINE);
             for (writer, report) in reports.iter().enumerate() {
@@ -117,7 +117,7 @@ fn panic_of_one_writer_aborts_all() {
         }
         let mut stores = stores_in(&folder, 3);
         let gate = Gate::new(folder.store());
-        gate.set(Way::Panics);
+        gate.set(GateState::Panics);
         stores[victim] = gate.store();
         for (writer, report) in save_all(&stores, &ranks, 4, "t", DEADLINE).iter().enumerate() {
             let text = report.as_ref().unwrap_err().to_string();

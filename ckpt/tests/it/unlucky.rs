@@ -316,7 +316,7 @@ fn verified_steps_are_recorded() {
     (8..=10).for_each(flip);
     let plan = steps.plan_retention(&keep(1, Check::NewestBytes), &[]).unwrap();
     assert!(plan.delete.is_empty(), "the newest are read: {plan:?}");
-    let plan = steps.retain_by(&keep(1, Check::Anew), &[]).unwrap();
+    let plan = steps.retain_by(&keep(1, Check::NewestBytesAlways), &[]).unwrap();
     assert!(plan.delete.is_empty(), "{plan:?}");
     assert!(!is_recorded(8));
     // Another step of that number is not the verified one.

@@ -40,6 +40,6 @@ pub(crate) fn no_dataset(store: &dyn Storage, prefix: &Key) -> Error {
         (false, true) => "the .bin alone",
         _ => "neither",
     };
-    let near = similar_prefixes(store, prefix);
-    Error::NoDataset { prefix: store.display(prefix), found: found.to_owned(), near }
+    let similar = similar_prefixes(store, prefix);
+    Error::NoDataset { prefix: store.display(prefix), found: found.to_owned(), similar }
 }

@@ -73,9 +73,9 @@ pub fn open(
 }
 
 impl NodeCache {
-    /// The cache as [`LoaderOptions::near`](crate::LoaderOptions::near) takes it.
+    /// The cache as [`LoaderOptions::sample_cache`](crate::LoaderOptions::sample_cache) takes it.
     #[must_use]
-    pub fn near(&self) -> Arc<dyn SampleCache> {
+    pub fn sample_cache(&self) -> Arc<dyn SampleCache> {
         match self {
             NodeCache::Files(files) => Arc::clone(files) as Arc<dyn SampleCache>,
             NodeCache::Log(log) => Arc::clone(log) as Arc<dyn SampleCache>,

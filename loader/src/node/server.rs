@@ -313,7 +313,9 @@ impl NodeServerState {
             Ok(Ok(None)) => self.close(RingEnd::End),
             Ok(Err(e)) => self.close(RingEnd::Failed(e.to_string())),
             Err(TryRecvError::Empty) => self.note(0),
-            Err(TryRecvError::Disconnected) => self.close(RingEnd::Failed(Error::Gone.to_string())),
+            Err(TryRecvError::Disconnected) => {
+                self.close(RingEnd::Failed(Error::ThreadPanicked.to_string()))
+            }
         }
         self.batch.is_some()
     }

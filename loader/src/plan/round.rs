@@ -84,7 +84,7 @@ pub struct PlanContext<'a> {
     /// The limits of each store.
     pub limits: &'a [Limits],
     /// The local cache, if there is one.
-    pub near: Option<&'a dyn SampleCache>,
+    pub sample_cache: Option<&'a dyn SampleCache>,
     /// Whether to read whole blocks, where they have checksums, so that they can be verified.
     pub verify: bool,
 }
@@ -342,7 +342,7 @@ impl PrefetchRound {
     }
 
     fn find_cached(&mut self, context: &PlanContext<'_>, number: u64, len: usize) -> Option<usize> {
-        let cache = context.near?;
+        let cache = context.sample_cache?;
         let reads =
             self.store_reads[context.limits.len()].as_mut().expect("all store reads are present");
         let start = reads.grow(len);

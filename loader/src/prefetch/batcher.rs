@@ -27,7 +27,7 @@ pub(crate) struct Counter<B> {
 pub(crate) struct Batcher<A: Assemble> {
     pub(crate) assemble: A,
     pub(crate) schedule: RankSchedule,
-    pub(crate) near: Option<Arc<dyn SampleCache>>,
+    pub(crate) sample_cache: Option<Arc<dyn SampleCache>>,
     pub(crate) shared: Arc<LoaderChannels>,
     pub(crate) counter: Arc<Counter<A::Batch>>,
     /// Completed store reads of later rounds.
@@ -41,13 +41,13 @@ impl<A: Assemble> Batcher<A> {
     pub(crate) fn new(
         assemble: A,
         schedule: RankSchedule,
-        near: Option<Arc<dyn SampleCache>>,
+        sample_cache: Option<Arc<dyn SampleCache>>,
         shared: Arc<LoaderChannels>,
         counter: Arc<Counter<A::Batch>>,
     ) -> Self {
         let (early, scratch) = (Vec::new(), Vec::new());
         let log_at = Instant::now() + LOG_EVERY;
-        Batcher { assemble, schedule, near, shared, counter, early, scratch, log_at }
+        Batcher { assemble, schedule, sample_cache, shared, counter, early, scratch, log_at }
     }
 
     /// Delivers round after round, until one fails or the queues are closed.
@@ -69,8 +69,8 @@ impl<A: Assemble> Batcher<A> {
             round.release();
             shared.window.done(round.batch_count() as u64, round.memory_bytes());
             shared.free.push_now(round);
-            if let Some(near) = &self.near {
-                near.consumed(self.schedule.consumed(shared.consumed.load(Relaxed)));
+            if let Some(sample_cache) = &self.sample_cache {
+                sample_cache.consumed(self.schedule.consumed(shared.consumed.load(Relaxed)));
             }
         }
     }
@@ -117,11 +117,11 @@ impl<A: Assemble> Batcher<A> {
                 let sample = round.sample(nth, row, &mut self.scratch);
                 self.assemble.set_row(&mut batch, row, &sample)?;
                 bytes += sample.bytes.len() as u64;
-                match &self.near {
+                match &self.sample_cache {
                     Some(_) if round.was_cached(nth, row) => {
                         self.shared.meter.near_samples.fetch_add(1, Relaxed);
                     }
-                    Some(near) => near.keep(sample.number, sample.bytes),
+                    Some(sample_cache) => sample_cache.keep(sample.number, sample.bytes),
                     None => {}
                 }
             }

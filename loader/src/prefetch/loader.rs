@@ -50,7 +50,7 @@ pub struct LoaderOptions {
     /// restart of a server.
     pub retry_pauses: [Duration; 3],
     /// A cache of samples on this node. Default: none.
-    pub near: Option<Arc<dyn SampleCache>>,
+    pub sample_cache: Option<Arc<dyn SampleCache>>,
     /// Whether to compare the bytes read with the checksums of their blocks, where the dataset has
     /// a `.crc`. Complete blocks of 4 KiB are read then. Default: yes.
     pub verify: bool,
@@ -71,7 +71,7 @@ impl LoaderOptions {
             gap_bytes: None,
             timeout: Duration::from_secs(300),
             retry_pauses: [1, 8, 24].map(Duration::from_secs),
-            near: None,
+            sample_cache: None,
             verify: true,
         }
     }
@@ -153,17 +153,18 @@ impl<A: Assemble> Loader<A> {
             let run = move || worker::run(shared, nth, store.as_ref(), &settings, kept);
             threads.start("loader-read", &counter, run)?;
         }
-        let LoaderOptions { near, timeout, verify, .. } = options;
+        let LoaderOptions { sample_cache, timeout, verify, .. } = options;
         let batcher_counter = Arc::clone(&counter);
         let batcher = Batcher::new(
             assemble,
             schedule.clone(),
-            near.clone(),
+            sample_cache.clone(),
             Arc::clone(&shared),
             batcher_counter,
         );
         threads.start("loader-batch", &counter, move || batcher.run())?;
-        let planner = Planner { order, schedule, near, store_of, limits, timeout, verify, shared };
+        let planner =
+            Planner { order, schedule, sample_cache, store_of, limits, timeout, verify, shared };
         threads.start("loader-plan", &counter, move || planner.run())?;
         Ok(loader)
     }
@@ -217,7 +218,7 @@ impl<A: Assemble> Loader<A> {
                 waited,
                 reason: self.shared.stall_reason(),
             }),
-            Err(QueueEmpty::Closed) => Err(Error::Gone),
+            Err(QueueEmpty::Closed) => Err(Error::ThreadPanicked),
         }
     }
 

@@ -24,7 +24,7 @@ const ROUND_SAMPLES_MAX: u64 = 4096;
 pub(crate) struct Planner {
     pub(crate) order: Arc<dyn SampleOrder>,
     pub(crate) schedule: RankSchedule,
-    pub(crate) near: Option<Arc<dyn SampleCache>>,
+    pub(crate) sample_cache: Option<Arc<dyn SampleCache>>,
     pub(crate) store_of: Vec<usize>,
     pub(crate) limits: Vec<Limits>,
     /// Timeout for the opening of a file.
@@ -112,7 +112,7 @@ impl Planner {
             order: self.order.as_ref(),
             store_of: &self.store_of,
             limits: &self.limits,
-            near: self.near.as_deref(),
+            sample_cache: self.sample_cache.as_deref(),
             verify: self.verify,
         };
         round.fill(&context, batches.map(|nth| self.schedule.batch(nth)))?;

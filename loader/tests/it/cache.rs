@@ -364,7 +364,7 @@ fn limit_selects_files_or_log() {
         let options = CacheOptions { limit_bytes, salt: 3 };
         let cache = open(&posix(cache.path()), &order, options).unwrap();
         assert_eq!(matches!(cache, NodeCache::Files(_)), files_fit);
-        fetch(cache.near().as_ref(), &pieces, 0..SAMPLES);
+        fetch(cache.sample_cache().as_ref(), &pieces, 0..SAMPLES);
         cache.checkpointed(10);
     }
 }

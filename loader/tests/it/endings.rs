@@ -97,7 +97,7 @@ fn panic_is_reported_at_once() {
         next += 1;
     };
     assert!(next <= 100, "{next} samples were delivered");
-    assert!(matches!(error, Error::Gone), "{error}");
+    assert!(matches!(error, Error::ThreadPanicked), "{error}");
 }
 
 /// All samples before one that cannot be planned are delivered, wherever it is in its round.

@@ -68,7 +68,8 @@ fn plan(order: &Written, store_of: &[usize]) -> Vec<Vec<(u32, u64, u64)>> {
 fn plan_with(order: &Written, store_of: &[usize], every: usize) -> Vec<Vec<(u32, u64, u64)>> {
     let pool = BufferPool::new(64 << 20);
     let limits = [LIMITS; 2];
-    let context = PlanContext { order, store_of, limits: &limits, near: None, verify: true };
+    let context =
+        PlanContext { order, store_of, limits: &limits, sample_cache: None, verify: true };
     let mut round = PrefetchRound::default();
     // Twice in the same memory: data of the first plan must not appear in the second.
     round.fill(&context, std::iter::once(0..order.sample_count() / 2)).unwrap();
@@ -186,7 +187,7 @@ fn long_requests_are_worth_keeping() {
             order: &order,
             store_of: &[0; 3],
             limits: &limits,
-            near: None,
+            sample_cache: None,
             verify: true,
         };
         let mut round = PrefetchRound::default();
@@ -205,7 +206,7 @@ fn pieces_outside_of_their_file_are_refused() {
             order: &order,
             store_of: &[0, 0, 0],
             limits: &[LIMITS],
-            near: None,
+            sample_cache: None,
             verify: true,
         };
         let error = PrefetchRound::default().fill(&context, std::iter::once(0..2)).unwrap_err();

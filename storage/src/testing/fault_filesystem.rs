@@ -98,12 +98,12 @@ impl FaultDiskState {
     /// Runs one operation that changes the disk, and logs its outcome.
     fn change<T>(&mut self, act: impl FnOnce(&mut Tree) -> io::Result<(T, Op)>) -> io::Result<T> {
         let planned = self.failing.remove(&self.log.len());
-        self.disk_failed |= planned == Some(FaultKind::Gone);
+        self.disk_failed |= planned == Some(FaultKind::DiskLost);
         let outcome = match planned {
             _ if self.disk_failed => Err(errno(libc::EIO)),
             Some(FaultKind::NoSpace) => Err(errno(libc::ENOSPC)),
             Some(FaultKind::Denied) => Err(errno(libc::EACCES)),
-            Some(FaultKind::Io | FaultKind::Gone) => Err(errno(libc::EIO)),
+            Some(FaultKind::Io | FaultKind::DiskLost) => Err(errno(libc::EIO)),
             None => act(&mut self.live),
         };
         let (outcome, op) = match outcome {

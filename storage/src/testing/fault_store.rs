@@ -64,7 +64,7 @@ pub enum FaultKind {
     /// `EACCES`: not allowed.
     Denied,
     /// This and every later operation fails with `EIO`: the disk is lost.
-    Gone,
+    DiskLost,
 }
 
 /// The store. Clones are the same store.

@@ -176,7 +176,7 @@ fn fail_everywhere(
     let counting = filled_store(FaultPlan::default());
     let first = counting.op_count();
     act(&counting).unwrap();
-    for how in [FaultKind::Io, FaultKind::NoSpace, FaultKind::Denied, FaultKind::Gone] {
+    for how in [FaultKind::Io, FaultKind::NoSpace, FaultKind::Denied, FaultKind::DiskLost] {
         for op in first..counting.op_count() {
             let store = filled_store(FaultPlan::default());
             store.fail_op(op, how);
@@ -184,7 +184,7 @@ fn fail_everywhere(
             let context =
                 format!("operation {op} failed with {how:?}, and the call returned {outcome:?}");
             // A lost disk cannot be checked before a restart.
-            if how != FaultKind::Gone {
+            if how != FaultKind::DiskLost {
                 check(&store, outcome.is_ok(), &context);
             }
             if how == FaultKind::NoSpace

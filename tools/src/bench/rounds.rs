@@ -196,8 +196,8 @@ impl ProcessRun<'_> {
         let sample = usize::try_from(need.sample_bytes).context("cannot use --seq-length")?;
         match pattern {
             Pattern::Stream => self.stream(),
-            Pattern::Samples => self.samples(ArrivalProcess::AsTheyCome, SAMPLES_DEPTH),
-            Pattern::Rate => self.samples(ArrivalProcess::PerSecond(self.rate()), RATE_DEPTH),
+            Pattern::Samples => self.samples(ArrivalProcess::ClosedLoop, SAMPLES_DEPTH),
+            Pattern::Rate => self.samples(ArrivalProcess::OpenLoop(self.rate()), RATE_DEPTH),
             Pattern::Replay => self.replay(),
             Pattern::Save => saves::save_each(place, state, member, step),
             Pattern::SaveOne => saves::save_one(place, state, member),
@@ -223,7 +223,7 @@ impl ProcessRun<'_> {
         let (bytes, depth) = STREAM;
         let blocks = (self.settings.data_bytes / bytes as u64).max(1);
         let mut nth = blocks * self.part.0 as u64 / self.part.1 as u64;
-        reads::drive(&self.load(depth, bytes), ArrivalProcess::AsTheyCome, &mut || {
+        reads::drive(&self.load(depth, bytes), ArrivalProcess::ClosedLoop, &mut || {
             let block = nth % blocks;
             nth += 1;
             BenchRead { offset: block * bytes as u64, len: bytes }
@@ -262,7 +262,7 @@ impl ProcessRun<'_> {
             let save = move || saves::save_until(place, state, self.part.0, &stops);
             let saving = std::thread::Builder::new().spawn_scoped(scope, save);
             let saving = saving.context("cannot start a thread that saves")?;
-            let run = self.samples(ArrivalProcess::PerSecond(self.rate()), RATE_DEPTH);
+            let run = self.samples(ArrivalProcess::OpenLoop(self.rate()), RATE_DEPTH);
             over.set();
             let saved =
                 saving.join().ok().context("cannot save during reads: a thread panicked")??;

@@ -15,7 +15,7 @@ use super::convert::codec_if;
 use super::retain::PolicyArgs;
 use crate::ui::job::{CancellableJob, CountedBytes};
 use crate::ui::output::checkpoints;
-use crate::ui::step_folder::{holding_steps, is_same_folder, not_a_step};
+use crate::ui::step_folder::{check_two_folders, holding_steps, not_a_step};
 
 /// Arguments of `feedline ckpt drain`.
 #[derive(Debug, Args)]
@@ -129,9 +129,7 @@ pub(crate) fn run(args: &DrainArgs) -> Result<CkptOutput> {
 fn places(args: &DrainArgs) -> Result<(Arc<dyn Storage>, Arc<dyn Storage>)> {
     let from = holding_steps(&args.from, "drain")?;
     let to = not_a_step(&args.to, "drain into")?;
-    if is_same_folder(&*from, &*to) {
-        bail!("cannot drain {} into {}: expected two folders, found one", args.from, args.to);
-    }
+    check_two_folders(&*from, &*to)?;
     Ok((from, to))
 }
 

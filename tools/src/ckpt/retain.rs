@@ -52,7 +52,7 @@ impl PolicyArgs {
     pub(crate) fn retention(&self) -> Result<Retention> {
         ensure!(self.keep_last > 0, "cannot use --keep-last 0: expected at least 1");
         let check = match (self.verify, self.lengths) {
-            (true, _) => Check::Anew,
+            (true, _) => Check::NewestBytesAlways,
             (_, true) => Check::Lengths,
             _ => Check::default(),
         };

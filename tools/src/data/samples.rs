@@ -225,8 +225,8 @@ fn drain<A: Assemble>(
         taken += new;
         loader.recycle(batch);
         if let Some(rate) = rate {
-            let due = started + Duration::from_secs_f64(taken as f64 / rate);
-            std::thread::sleep(due.saturating_duration_since(Instant::now()));
+            let scheduled = started + Duration::from_secs_f64(taken as f64 / rate);
+            std::thread::sleep(scheduled.saturating_duration_since(Instant::now()));
         }
     }
     Ok((taken, loader.metrics()))

@@ -24,9 +24,9 @@ pub(super) struct MovedInputs {
     bytes_per_step: u64,
     layer_bytes: u64,
     /// Writes of the forward pass.
-    there: TransferDirection,
+    writes: TransferDirection,
     /// Reads of the backward pass.
-    back: TransferDirection,
+    reads: TransferDirection,
     /// Bytes of both divided by the time of both, for `trainer plan --disk-per-s`.
     both: TransferDirection,
     /// The share of the read bytes that was not prefetched.
@@ -84,7 +84,7 @@ pub(super) fn run(
             theirs.extend(fio);
         }
     }
-    let way = |moved: fn([Moved; 2]) -> Moved| {
+    let direction = |moved: fn([Moved; 2]) -> Moved| {
         let rates = |all: &[[Moved; 2]]| all.iter().map(|step| moved(*step).rate()).collect();
         let (ours, theirs): (Vec<f64>, Vec<f64>) = (rates(&ours), rates(&theirs));
         let shares: Vec<f64> = ours.iter().zip(&theirs).map(|(own, fio)| own / fio).collect();
@@ -96,11 +96,11 @@ pub(super) fn run(
     Ok(MovedInputs {
         bytes_per_step: bytes,
         layer_bytes: args.layer_bytes.0,
-        there: way(|[there, _]| there),
-        back: way(|[_, back]| back),
-        both: way(|[there, back]| Moved {
-            bytes: there.bytes + back.bytes,
-            seconds: there.seconds + back.seconds,
+        writes: direction(|[writes, _]| writes),
+        reads: direction(|[_, reads]| reads),
+        both: direction(|[writes, reads]| Moved {
+            bytes: writes.bytes + reads.bytes,
+            seconds: writes.seconds + reads.seconds,
         }),
         late_share: report.late_bytes as f64
             / (report.read_bytes + report.late_bytes).max(1) as f64,
@@ -132,7 +132,7 @@ fn step(spill: &Spill, layer: &[u8], layers: u64, stop: &StopSignal) -> Result<[
     }
     let seconds = forward_start.elapsed().as_secs_f64();
     let bytes = spill.report().write_bytes - before.write_bytes;
-    let there = Moved { bytes, seconds };
+    let writes = Moved { bytes, seconds };
     let backward_start = Instant::now();
     spilled.iter().rev().for_each(SpillHandle::expect);
     let mut into = vec![0; layer.len()];
@@ -143,8 +143,8 @@ fn step(spill: &Spill, layer: &[u8], layers: u64, stop: &StopSignal) -> Result<[
     let seconds = backward_start.elapsed().as_secs_f64();
     let after = spill.report();
     let read = |report: SpillReport| report.read_bytes + report.late_bytes;
-    let back = Moved { bytes: read(after) - read(before), seconds };
-    Ok([there, back])
+    let reads = Moved { bytes: read(after) - read(before), seconds };
+    Ok([writes, reads])
 }
 
 /// fio writes and reads existing files. It makes nothing durable, and neither does the offload.
@@ -153,14 +153,14 @@ fn in_place(files: &[&Path], bytes: u64) -> Result<Option<[Moved; 2]>> {
         return Ok(None);
     }
     let bytes = bytes >> 20 << 20;
-    let way = |what| {
+    let direction = |what| {
         let mut job = fio::job(files)?;
         fio::ring(&mut job, 32);
         job.args(["--direct=1", "--bs=1m", &format!("--rw={what}"), &format!("--size={bytes}")]);
         let rate = fio::rate(job, what)?;
         anyhow::Ok(Moved { bytes, seconds: bytes as f64 / rate })
     };
-    Ok(Some([way("write")?, way("read")?]))
+    Ok(Some([direction("write")?, direction("read")?]))
 }
 
 impl MovedInputs {
@@ -168,8 +168,8 @@ impl MovedInputs {
     pub(super) fn rows(&self) -> Vec<Vec<String>> {
         let gb = |rate: f64| format!("{:.2} GB/s", rate / 1e9);
         let ways = [
-            ("activations written", &self.there),
-            ("  read back", &self.back),
+            ("activations written", &self.writes),
+            ("  read back", &self.reads),
             ("  both, in turn", &self.both),
         ];
         let mut rows = Vec::new();

@@ -113,15 +113,15 @@ struct Measured {
     host_f32_step_of_triad: f64,
     fio_bytes_per_s: Option<f64>,
     /// fio with new data in each write.
-    fio_anew_bytes_per_s: Option<f64>,
+    fio_new_data_bytes_per_s: Option<f64>,
     disk_step_bytes_per_s: f64,
     disk_step_of_fio: Option<f64>,
-    disk_step_of_fio_anew: Option<f64>,
+    disk_step_of_fio_new_data: Option<f64>,
     disk_step_s: f64,
     /// Tiles in flight in the fastest step.
     disk_depth: usize,
     checkpoint_ms: f64,
-    checkpoint_way: String,
+    checkpoint_method: String,
     /// Time of the step that needs new files, divided by the median of the others.
     step_after_checkpoint_ratio: f64,
     memory_peak_bytes: u64,
@@ -226,10 +226,10 @@ fn host(
         let second = state.step(&adamw(round + 1), given.singles(&state), ().into())?;
         if round > 0 {
             triads.push(triad);
-            for (way, report) in [first, second].into_iter().enumerate() {
+            for (kind, report) in [first, second].into_iter().enumerate() {
                 let rate = HOST_BYTES * args.host_parameters as f64 / report.time.as_secs_f64();
-                rates[way].push(rate);
-                shares[way].push(rate / triad);
+                rates[kind].push(rate);
+                shares[kind].push(rate / triad);
             }
         }
     }
@@ -292,9 +292,9 @@ fn disk(
         let seconds = started.elapsed().as_secs_f64();
         let theirs = before.map_or_else(fio, Ok)?;
         let rate = DISK_BYTES * args.parameters as f64 / seconds;
-        for (way, theirs) in theirs.into_iter().enumerate() {
-            shares[way].extend(theirs.map(|theirs| rate / theirs));
-            fios[way].extend(theirs);
+        for (kind, theirs) in theirs.into_iter().enumerate() {
+            shares[kind].extend(theirs.map(|theirs| rate / theirs));
+            fios[kind].extend(theirs);
         }
         rates.push(rate);
         times.push(seconds);
@@ -304,13 +304,13 @@ fn disk(
     measured.disk_step_bytes_per_s = median(&rates);
     measured.disk_step_s = median(&times);
     let of = |all: &Vec<f64>| (!all.is_empty()).then(|| median(all));
-    [measured.fio_bytes_per_s, measured.fio_anew_bytes_per_s] = fios.each_ref().map(of);
-    [measured.disk_step_of_fio, measured.disk_step_of_fio_anew] = shares.each_ref().map(of);
+    [measured.fio_bytes_per_s, measured.fio_new_data_bytes_per_s] = fios.each_ref().map(of);
+    [measured.disk_step_of_fio, measured.disk_step_of_fio_new_data] = shares.each_ref().map(of);
     line.show("checkpoint");
     let started = Instant::now();
-    let (_, way) = steps.save_offloaded(1, &mut state, &[], ().into(), None)?;
+    let (_, method) = steps.save_offloaded(1, &mut state, &[], ().into(), None)?;
     measured.checkpoint_ms = started.elapsed().as_secs_f64() * 1e3;
-    measured.checkpoint_way = way.to_string();
+    measured.checkpoint_method = method.to_string();
     // The second step after the checkpoint cannot write in place: those files hold the data of the
     // checkpoint.
     let last = WARM + args.rounds;
@@ -409,10 +409,10 @@ impl Measured {
             self.fio_bytes_per_s.map(|rate| row("fio mixed, direct", gb(rate), String::new())),
         );
         rows.extend(
-            self.fio_anew_bytes_per_s
+            self.fio_new_data_bytes_per_s
                 .map(|rate| row("  with new data in each write", gb(rate), String::new())),
         );
-        let shares = self.disk_step_of_fio.zip(self.disk_step_of_fio_anew);
+        let shares = self.disk_step_of_fio.zip(self.disk_step_of_fio_new_data);
         let of_fio = shares.map_or_else(String::new, |(fio, refilled)| {
             format!("{fio:.3} of fio, {refilled:.3} of fio with new data")
         });
@@ -422,7 +422,7 @@ impl Measured {
             row(
                 "checkpoint",
                 format!("{:.1} ms", self.checkpoint_ms),
-                format!("by {}", self.checkpoint_way),
+                format!("by {}", self.checkpoint_method),
             ),
             row(
                 "update after a checkpoint",

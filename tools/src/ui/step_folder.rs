@@ -25,6 +25,32 @@ pub(crate) fn holding_steps(name: &str, operation: &str) -> Result<Arc<dyn Stora
     Ok(store)
 }
 
+/// Fails unless a store's root folder holds a step. `operation` is the verb of the message.
+///
+/// # Errors
+/// [`NothingFound`], and errors of the store.
+pub fn check_has_steps(store: &dyn Storage, operation: &str) -> Result<()> {
+    if has_steps(store)? {
+        return Ok(());
+    }
+    let folder = store.display(&Key::root());
+    Err(NothingFound::error(format!(
+        "cannot {operation} {folder}: expected a folder with steps (step-*), found none in it"
+    )))
+}
+
+/// Fails if two stores are known to have the same root folder.
+///
+/// # Errors
+/// If they have.
+pub fn check_two_folders(from: &dyn Storage, to: &dyn Storage) -> Result<()> {
+    if !is_same_folder(from, to) {
+        return Ok(());
+    }
+    let [from, to] = [from, to].map(|store| store.display(&Key::root()));
+    bail!("cannot drain {from} into {to}: expected two folders, found one")
+}
+
 /// A folder that exists, and may be empty.
 ///
 /// # Errors
@@ -91,7 +117,7 @@ pub(crate) fn run_steps(store: &dyn Storage) -> Result<Option<String>> {
 }
 
 /// Whether two stores are known to have the same root folder.
-pub(crate) fn is_same_folder(a: &dyn Storage, b: &dyn Storage) -> bool {
+fn is_same_folder(a: &dyn Storage, b: &dyn Storage) -> bool {
     let place = |store: &dyn Storage| {
         let name = store.display(&Key::root());
         let real = std::fs::canonicalize(&name).ok();

@@ -9,23 +9,23 @@ use serde_json::{Value, json};
 use storage::Key;
 use storage::s3_server::{Fault, FaultRule, S3Server};
 
-struct Said {
+struct CommandOutput {
     code: i32,
     out: String,
     err: String,
 }
 
-impl Said {
+impl CommandOutput {
     fn json(&self) -> Value {
         serde_json::from_str(&self.out).unwrap_or_else(|error| panic!("{error}: {}", self.err))
     }
 }
 
-fn feedline(args: &[&str]) -> Said {
+fn feedline(args: &[&str]) -> CommandOutput {
     let mut command = Command::new(env!("CARGO_BIN_EXE_feedline"));
     let output = command.arg("ckpt").args(args).output().unwrap();
     let text = |bytes| String::from_utf8(bytes).unwrap();
-    Said {
+    CommandOutput {
         code: output.status.code().expect("it exits, no signal ends it"),
         out: text(output.stdout),
         err: text(output.stderr),
@@ -295,7 +295,7 @@ fn steps_are_converted() {
     let back = path("back");
     let output = feedline(&["import", &path("hf"), &back, "--from", "hf", "--step", "10"]);
     assert_eq!(output.code, 0, "{}", output.err);
-    let rewritten = path("anew");
+    let rewritten = path("rewritten");
     let output = feedline(&["reshard", &path("steps"), &rewritten, "--without-optimizer"]);
     assert_eq!(output.code, 0, "{}", output.err);
     let output = feedline(&["diff", &back, &rewritten, "--read", "--json"]).json();

@@ -8,17 +8,17 @@ use ckpt::{Blob, Checkpoints, Dtype, Group, TensorData};
 use serde_json::{Value, json};
 use storage::Key;
 
-struct Said {
+struct CommandOutput {
     code: i32,
     out: String,
     err: String,
 }
 
-fn feedline(verb: &str, name: &str, more: &[&str]) -> Said {
+fn feedline(verb: &str, name: &str, more: &[&str]) -> CommandOutput {
     let mut command = Command::new(env!("CARGO_BIN_EXE_feedline"));
     let output = command.arg(verb).arg(name).args(more).output().unwrap();
     let text = |bytes| String::from_utf8(bytes).unwrap();
-    Said {
+    CommandOutput {
         code: output.status.code().expect("it exits, no signal ends it"),
         out: text(output.stdout),
         err: text(output.stderr),

@@ -6,16 +6,16 @@ use std::process::Command;
 
 use preprocess::{PreprocessOptions, Shard};
 
-struct Said {
+struct CommandOutput {
     code: Option<i32>,
     out: String,
     err: String,
 }
 
-fn feedline(args: &[&str]) -> Said {
+fn feedline(args: &[&str]) -> CommandOutput {
     let output = Command::new(env!("CARGO_BIN_EXE_feedline")).args(args).output().unwrap();
     let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
-    Said { code: output.status.code(), out: text(output.stdout), err: text(output.stderr) }
+    CommandOutput { code: output.status.code(), out: text(output.stdout), err: text(output.stderr) }
 }
 
 fn path(folder: &Path, name: &str) -> String {

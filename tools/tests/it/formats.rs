@@ -5,17 +5,17 @@ use std::process::Command;
 
 use serde_json::Value;
 
-struct Said {
+struct CommandOutput {
     code: i32,
     out: String,
     err: String,
 }
 
-fn feedline(args: &[&str]) -> Said {
+fn feedline(args: &[&str]) -> CommandOutput {
     let output = Command::new(env!("CARGO_BIN_EXE_feedline")).args(args).output().unwrap();
     let text = |bytes| String::from_utf8(bytes).unwrap();
     let code = output.status.code().expect("it exits, no signal ends it");
-    Said { code, out: text(output.stdout), err: text(output.stderr) }
+    CommandOutput { code, out: text(output.stdout), err: text(output.stderr) }
 }
 
 /// Output of a command that must succeed, with `--json`.

@@ -41,7 +41,7 @@ pub(crate) struct Start<'a> {
 /// Where a run starts, as the first rank decided.
 #[derive(Debug, Serialize, Deserialize)]
 enum ResumePoint {
-    Anew,
+    Scratch,
     /// From the first of these steps that is intact; `true` for those in the first store.
     Newest(Vec<(u64, bool)>),
     /// From these parts of the checkpoint that the config names.
@@ -110,7 +110,7 @@ impl CheckpointFolder {
                 note(group, || format!("checkpoint: {what} {}", checkpoint.display()));
                 Ok(progress)
             }
-            (ResumePoint::Given(_) | ResumePoint::Anew, _) => init(start.config, group, trainer),
+            (ResumePoint::Given(_) | ResumePoint::Scratch, _) => init(start.config, group, trainer),
         }
     }
 
@@ -134,7 +134,7 @@ impl CheckpointFolder {
         }
         let from = folder.map(|folder| state::open_folder(folder)).transpose()?;
         self.refuse_newer(config, from.as_ref().map(Checkpoint::step))?;
-        Ok(from.map_or(ResumePoint::Anew, |_| ResumePoint::Given(wanted.clone())))
+        Ok(from.map_or(ResumePoint::Scratch, |_| ResumePoint::Given(wanted.clone())))
     }
 
     /// Loads the newest checkpoint of both stores of which every byte read passes its checksum.

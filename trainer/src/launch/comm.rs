@@ -94,10 +94,10 @@ impl Comm {
 
 /// A text about what a rank is doing, written by it and read by a watchdog.
 #[derive(Clone, Default)]
-pub struct RankActivity(Arc<Mutex<Said>>);
+pub struct RankActivity(Arc<Mutex<Activity>>);
 
 #[derive(Default)]
-struct Said {
+struct Activity {
     last: String,
     trace: Option<Trace>,
 }
@@ -123,7 +123,7 @@ impl RankActivity {
         self.lock().last.clone()
     }
 
-    fn lock(&self) -> MutexGuard<'_, Said> {
+    fn lock(&self) -> MutexGuard<'_, Activity> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -111,7 +111,7 @@ impl Session {
             "launch: {} ranks connected after {:.1} s (from {})",
             session.world.size,
             started.elapsed().as_secs_f64(),
-            session.world.told_by
+            session.world.source
         );
         Ok(session)
     }

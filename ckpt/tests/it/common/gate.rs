@@ -7,10 +7,10 @@ use storage::{Key, Result, Storage};
 
 /// What a [`Gate`] does with new objects.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Way {
+pub enum GateState {
     Open,
     /// Creating an object blocks.
-    Shut,
+    Closed,
     /// Creating an object fails.
     Broken,
     /// Creating a tensor file fails for lack of space.
@@ -23,13 +23,13 @@ pub enum Way {
 #[derive(Clone)]
 pub struct Gate {
     store: Arc<dyn Storage>,
-    way: Arc<(Mutex<Way>, Condvar)>,
+    state: Arc<(Mutex<GateState>, Condvar)>,
 }
 
 impl Gate {
     pub fn new(inner: Arc<dyn Storage>) -> Self {
-        let way = Arc::new((Mutex::new(Way::Open), Condvar::new()));
-        let at_gate = Arc::clone(&way);
+        let state = Arc::new((Mutex::new(GateState::Open), Condvar::new()));
+        let at_gate = Arc::clone(&state);
         let store =
             HookLayer::new(
                 inner,
@@ -37,29 +37,30 @@ impl Gate {
                     if call == "create" { pass(&at_gate, key) } else { Ok(()) }
                 },
             );
-        Gate { store, way }
+        Gate { store, state }
     }
 
     pub fn store(&self) -> Arc<dyn Storage> {
         Arc::clone(&self.store)
     }
 
-    pub fn set(&self, way: Way) {
-        *self.way.0.lock().unwrap() = way;
-        self.way.1.notify_all();
+    pub fn set(&self, state: GateState) {
+        *self.state.0.lock().unwrap() = state;
+        self.state.1.notify_all();
     }
 }
 
-fn pass(gate: &(Mutex<Way>, Condvar), key: &Key) -> Result<()> {
-    let way = *gate.1.wait_while(gate.0.lock().unwrap(), |way| *way == Way::Shut).unwrap();
-    match way {
-        Way::Broken => Err(device_error(key)),
-        Way::Full if key.as_str().ends_with(".safetensors") => {
+fn pass(gate: &(Mutex<GateState>, Condvar), key: &Key) -> Result<()> {
+    let state =
+        *gate.1.wait_while(gate.0.lock().unwrap(), |state| *state == GateState::Closed).unwrap();
+    match state {
+        GateState::Broken => Err(device_error(key)),
+        GateState::Full if key.as_str().ends_with(".safetensors") => {
             let object = key.as_str().to_owned();
             Err(storage::Error::NoSpace { object, need_bytes: 4096, free_bytes: Some(17) })
         }
-        Way::Panics if key.as_str().ends_with(".safetensors") => panic!("device failed"),
-        Way::Open | Way::Shut | Way::Full | Way::Panics => Ok(()),
+        GateState::Panics if key.as_str().ends_with(".safetensors") => panic!("device failed"),
+        GateState::Open | GateState::Closed | GateState::Full | GateState::Panics => Ok(()),
     }
 }
 

@@ -39,7 +39,7 @@ fn cached_samples_are_not_read_again() {
     let corpus = Corpus::new();
     let cache = Arc::new(Half::default());
     let mut options = options();
-    options.near = Some(cache.clone());
+    options.sample_cache = Some(cache.clone());
     corpus.check("an empty cache", &corpus.store(), options.clone());
     assert_eq!(cache.kept.lock().unwrap().len() as u64, SAMPLES / 2);
     let mut loader = start(&corpus.store(), options);
@@ -74,19 +74,19 @@ fn restart_reads_from_the_local_cache() {
     // A run that ends before its first checkpoint. Its samples are written when it ends.
     let cache = log(&corpus, &folder);
     let mut options = options();
-    options.near = Some(cache.near());
+    options.sample_cache = Some(cache.sample_cache());
     options.samples.end = 400;
     let mut loader = start(&corpus.store(), options.clone());
     while loader.samples_consumed() < 400 {
         rows(&loader.next_batch().unwrap().unwrap(), &mut first);
     }
     assert_eq!(loader.metrics().near_samples, 0);
-    (options.near, options.samples.end) = (None, SAMPLES);
+    (options.sample_cache, options.samples.end) = (None, SAMPLES);
     drop((loader, cache));
 
     // It restarts with cached samples, and continues with others.
     let cache = log(&corpus, &folder);
-    options.near = Some(cache.near());
+    options.sample_cache = Some(cache.sample_cache());
     let mut loader = start(&corpus.store(), options.clone());
     let all = stream(&mut loader);
     assert!(all[..400] == first[..], "another stream than before");
@@ -118,11 +118,11 @@ fn cache_serves_another_number_of_ranks() {
     };
     for rank in 0..2 {
         let mut options = options();
-        (options.ranks, options.near) = (Ranks::one(rank, 2), Some(log()));
+        (options.ranks, options.sample_cache) = (Ranks::one(rank, 2), Some(log()));
         stream(&mut start(&corpus.store(), options));
     }
     let mut options = options();
-    options.near = Some(log());
+    options.sample_cache = Some(log());
     let mut loader = start(&corpus.store(), options);
     let all = stream(&mut loader);
     assert_eq!(digest_of(all.iter().map(|(_, text)| text)), corpus.expected_digest);
@@ -137,7 +137,7 @@ fn files_that_fit_are_read_from_the_store_once() {
     let cache = cache::open(&disk(&folder), &order(&corpus.store()), limit).unwrap();
     let NodeCache::Files(files) = &cache else { panic!("{cache:?}") };
     let mut options = options();
-    options.near = Some(cache.near());
+    options.sample_cache = Some(cache.sample_cache());
     corpus.check("while files are copied", &corpus.store(), options.clone());
     while files.progress().0 < files.progress().1 {
         std::thread::yield_now();

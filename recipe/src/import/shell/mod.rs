@@ -179,17 +179,17 @@ fn words_of(command: &Started, doubts: &mut Vec<(String, String)>) -> Vec<String
 }
 
 /// One path through a script.
-struct Way {
+struct ScriptRun {
     shell: Shell,
     command: Option<Started>,
 }
 
-struct Ways {
-    runs: Vec<Way>,
+struct ScriptRuns {
+    runs: Vec<ScriptRun>,
     is_cut: bool,
 }
 
-impl Ways {
+impl ScriptRuns {
     /// Whether the most likely path has this answer, or another question.
     fn is_first_answer(&self, question: &Question) -> bool {
         let first = self.runs.first().map(|run| &run.shell.questions[..]).unwrap_or_default();
@@ -199,15 +199,19 @@ impl Ways {
 }
 
 /// All paths, by the answers to unknown conditions; the first is the most likely.
-fn explore_paths(list: &List, batch: &[(String, String)], arguments: &[String]) -> Outcome<Ways> {
+fn explore_paths(
+    list: &List,
+    batch: &[(String, String)],
+    arguments: &[String],
+) -> Outcome<ScriptRuns> {
     let mut own = Names::default();
     own.list(list);
     let mut limits = Limits::default();
     let mut open = std::collections::VecDeque::from([Vec::new()]);
-    let mut runs: Vec<Way> = Vec::new();
+    let mut runs: Vec<ScriptRun> = Vec::new();
     while let Some(answers) = open.pop_front() {
         if runs.len() == PATHS_MAX {
-            return Ok(Ways { runs, is_cut: true });
+            return Ok(ScriptRuns { runs, is_cut: true });
         }
         let from = answers.len();
         let mut shell = Shell::new(start(&own.names, batch), limits.clone(), answers);
@@ -226,9 +230,9 @@ fn explore_paths(list: &List, batch: &[(String, String)], arguments: &[String]) 
             open.push_back(answers);
         }
         let command = choice(&shell.started).cloned();
-        runs.push(Way { shell, command });
+        runs.push(ScriptRun { shell, command });
     }
-    Ok(Ways { runs, is_cut: false })
+    Ok(ScriptRuns { runs, is_cut: false })
 }
 
 /// Variables before the first line.
@@ -302,7 +306,7 @@ impl Started {
     }
 }
 
-impl Way {
+impl ScriptRun {
     /// A note, if there was a choice.
     fn several(&self) -> Option<String> {
         let chosen = self.command.as_ref()?;
@@ -364,9 +368,9 @@ fn cut_off(cut: &[Started], text: &str, is_dos: bool) -> Vec<(String, String)> {
 }
 
 /// The differences on the paths with the other answer to an unknown condition.
-fn differences(base: &Way, runs: &[Way]) -> Vec<(String, String)> {
+fn differences(base: &ScriptRun, runs: &[ScriptRun]) -> Vec<(String, String)> {
     let Some(command) = &base.command else { return Vec::new() };
-    let flipped = |run: &Way| -> Vec<Question> {
+    let flipped = |run: &ScriptRun| -> Vec<Question> {
         let same = |question: &Question| {
             base.shell.questions.iter().any(|it| {
                 it.line == question.line && it.text == question.text && it.answer == question.answer

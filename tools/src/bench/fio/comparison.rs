@@ -283,7 +283,7 @@ fn aligned(
     let blocks = settings.data_bytes / bytes as u64;
     let mut random = Random::new(settings.seed ^ 3);
     let mut nth = 0;
-    reads::drive(&load, ArrivalProcess::AsTheyCome, &mut || {
+    reads::drive(&load, ArrivalProcess::ClosedLoop, &mut || {
         let block = if in_order { nth % blocks } else { random.below(blocks) };
         nth += 1;
         BenchRead { offset: block * bytes as u64, len: bytes }

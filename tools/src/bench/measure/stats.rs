@@ -41,7 +41,7 @@ pub struct RatioEstimate {
     /// The upper end.
     pub high: f64,
     /// Whether the two differ by more than chance and more than [`MARGIN`].
-    pub told_apart: bool,
+    pub significant: bool,
 }
 
 /// The middle of the values, or the mean of the two in the middle; 0 if there are none.
@@ -87,8 +87,8 @@ impl RatioEstimate {
         let Estimate { median, low, high } = Estimate::of(&logs, seed);
         let is_beyond_chance = (low > 0.0 || high < 0.0) && mean_is_off(&logs);
         let is_worth_it = median.abs() >= (1.0 + MARGIN).ln();
-        let told_apart = logs.len() >= ROUNDS_MIN && is_beyond_chance && is_worth_it;
-        Some(RatioEstimate { ratio: median.exp(), low: low.exp(), high: high.exp(), told_apart })
+        let significant = logs.len() >= ROUNDS_MIN && is_beyond_chance && is_worth_it;
+        Some(RatioEstimate { ratio: median.exp(), low: low.exp(), high: high.exp(), significant })
     }
 }
 

@@ -307,7 +307,7 @@ pub fn compared(targets: &[TargetReport], seed: u64) -> Vec<Comparison> {
                 let Some(beside) = beside else { continue };
                 let first_wins = (beside.ratio > 1.0) == pattern.figure().more_is_better();
                 let winner = if first_wins { first } else { second };
-                let better = beside.told_apart.then(|| winner.name.clone());
+                let better = beside.significant.then(|| winner.name.clone());
                 let (first, second) = (first.name.clone(), second.name.clone());
                 all.push(Comparison { pattern, first, second, beside, better });
             }

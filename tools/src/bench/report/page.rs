@@ -96,7 +96,7 @@ fn numbers(page: &mut String, report: &Report) {
         }
         let pairs = report.comparisons.iter().filter(|of| of.pattern == pattern);
         let apart: Vec<String> = pairs
-            .filter(|of| of.beside.told_apart)
+            .filter(|of| of.beside.significant)
             .filter_map(|of| {
                 let best = of.better.as_ref()?;
                 Some(format!("{best}: {}", beside(pattern, best, of)))

@@ -135,7 +135,7 @@ fn leaders(by: Pattern, targets: &[TargetReport], comparisons: &[Comparison]) ->
     order.sort_by(|a, b| a.0.total_cmp(&b.0));
     let Some((_, best)) = order.first() else { return Vec::new() };
     let is_apart = |name: &String| {
-        pair(comparisons, by, best, name).is_some_and(|pair| pair.beside.told_apart)
+        pair(comparisons, by, best, name).is_some_and(|pair| pair.beside.significant)
     };
     order.iter().map(|(_, name)| (*name).clone()).filter(|name| !is_apart(name)).collect()
 }

@@ -34,10 +34,10 @@ pub struct BenchRead {
 #[derive(Clone, Copy, Debug)]
 pub enum ArrivalProcess {
     /// The next request when one completes: the maximum rate.
-    AsTheyCome,
+    ClosedLoop,
     /// Requests per second, independent of completions. Latency counts from the time at which a
-    /// request is due, so it includes waiting behind a stall.
-    PerSecond(f64),
+    /// request is scheduled, so it includes waiting behind a stall.
+    OpenLoop(f64),
 }
 
 /// The target and the limits of reads.
@@ -227,15 +227,15 @@ struct Schedule {
 }
 
 impl Schedule {
-    /// When the next request is due; `None` if there are no more.
-    fn due(&self, nth: u64, now: Instant) -> Option<Instant> {
+    /// When the next request is scheduled; `None` if there are no more.
+    fn scheduled_at(&self, nth: u64, now: Instant) -> Option<Instant> {
         let past_s = (now - self.started).as_secs_f64();
         match self.pace {
-            ArrivalProcess::AsTheyCome => (past_s < self.seconds).then_some(now),
-            ArrivalProcess::PerSecond(rate) => {
+            ArrivalProcess::ClosedLoop => (past_s < self.seconds).then_some(now),
+            ArrivalProcess::OpenLoop(rate) => {
                 let after_s = nth as f64 / rate;
-                let is_due = after_s < self.seconds && past_s < BACKLOG_FACTOR * self.seconds;
-                is_due.then(|| self.started + Duration::from_secs_f64(after_s))
+                let is_scheduled = after_s < self.seconds && past_s < BACKLOG_FACTOR * self.seconds;
+                is_scheduled.then(|| self.started + Duration::from_secs_f64(after_s))
             }
         }
     }
@@ -246,15 +246,15 @@ struct BenchInFlight {
     free: Vec<usize>,
     /// A buffer for each free slot.
     spare: Vec<Buffer>,
-    /// When the request of each slot was due, and the request.
+    /// When the request of each slot was scheduled, and the request.
     waiting: Vec<(Instant, BenchRead)>,
     sent: u64,
     run: PatternRun,
 }
 
 impl BenchInFlight {
-    /// Submits the requests that are due. Returns when to check again, and whether no request
-    /// remains.
+    /// Submits the requests whose time has come. Returns when to check again, and whether no
+    /// request remains.
     fn send(
         &mut self,
         now: Instant,
@@ -264,14 +264,16 @@ impl BenchInFlight {
     ) -> Result<(Instant, bool)> {
         let wake = now + WAKE_MAX;
         loop {
-            let Some(due) = self.schedule.due(self.sent, now) else { return Ok((wake, true)) };
-            if due > now {
-                return Ok((wake.min(due), false));
+            let Some(scheduled) = self.schedule.scheduled_at(self.sent, now) else {
+                return Ok((wake, true));
+            };
+            if scheduled > now {
+                return Ok((wake.min(scheduled), false));
             }
             let Some(slot) = self.free.pop() else { return Ok((wake, false)) };
             let cut = next();
             let buf = self.spare.pop().context("cannot submit a read: no free buffer")?;
-            self.waiting[slot] = (due, cut);
+            self.waiting[slot] = (scheduled, cut);
             let (object, tag) = (Arc::clone(object), slot as u64);
             reader.submit(ReadRequest {
                 object,
@@ -288,8 +290,8 @@ impl BenchInFlight {
     /// Records a completion.
     fn complete(&mut self, now: Instant, completion: &Completion) -> BenchRead {
         let slot = completion.tag as usize; // fits: it was a slot
-        let (due, cut) = self.waiting[slot];
-        self.run.latency.add(now - due);
+        let (scheduled, cut) = self.waiting[slot];
+        self.run.latency.add(now - scheduled);
         let after_s = (now - self.schedule.started).as_secs_f64();
         self.run.record_completion(after_s, completion.data.len() as u64);
         self.run.seconds = after_s;
@@ -297,16 +299,17 @@ impl BenchInFlight {
         cut
     }
 
-    /// Records the requests that were due and never submitted, with their waiting time until now.
+    /// Records the requests that were scheduled and never submitted, with their waiting time until
+    /// now.
     fn end(mut self) -> PatternRun {
-        let ArrivalProcess::PerSecond(rate) = self.schedule.pace else { return self.run };
+        let ArrivalProcess::OpenLoop(rate) = self.schedule.pace else { return self.run };
         let now = Instant::now();
         let all = (rate * self.schedule.seconds).ceil() as u64; // fits: a count
         for nth in self.sent..all {
-            let due = self.schedule.started + Duration::from_secs_f64(nth as f64 / rate);
-            self.run.latency.add(now.saturating_duration_since(due));
+            let scheduled = self.schedule.started + Duration::from_secs_f64(nth as f64 / rate);
+            self.run.latency.add(now.saturating_duration_since(scheduled));
         }
-        self.run.more.insert("due_per_s".to_owned(), rate);
+        self.run.more.insert("scheduled_per_s".to_owned(), rate);
         self.run.more.insert("never_sent".to_owned(), all.saturating_sub(self.sent) as f64);
         self.run
     }

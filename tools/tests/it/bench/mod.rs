@@ -390,7 +390,7 @@ fn two_links(first: u32, second: u32) -> Value {
 #[test]
 fn different_models_differ_significantly() {
     let apart = two_links(10, 80);
-    assert_eq!(apart["told_apart"], true, "{apart}");
+    assert_eq!(apart["significant"], true, "{apart}");
     assert!(apart["better"].as_str().unwrap().contains("mb_per_s=80"), "{apart}");
 }
 
@@ -404,7 +404,7 @@ fn latency_counts_from_the_due_time() {
     let report = report_of(&bench(&[name(folder.path())], &more));
     let rate = &report["targets"][0]["patterns"][0];
     assert!(rate["latency_ms"]["p50"].as_f64().unwrap() > 200.0, "{rate}");
-    assert!(rate["more"]["due_per_s"].as_f64().unwrap() > 30_000.0, "{rate}");
+    assert!(rate["more"]["scheduled_per_s"].as_f64().unwrap() > 30_000.0, "{rate}");
     assert!(rate["more"]["never_sent"].as_f64().unwrap() > 0.0, "{rate}");
     nothing_in(folder.path());
 }

@@ -18,16 +18,16 @@ use storage::s3_server::{Conditions, Fault, FaultRule, S3Server};
 use storage::testing::fault_store::Mount;
 use tools::doctor::{Finding, Purpose, Severity, of_bucket, of_machine, of_mount};
 
-struct Said {
+struct CommandOutput {
     code: i32,
     out: String,
     err: String,
 }
 
-fn feedline(args: &[&str]) -> Said {
+fn feedline(args: &[&str]) -> CommandOutput {
     let output = Command::new(env!("CARGO_BIN_EXE_feedline")).args(args).output().unwrap();
     let text = |bytes| String::from_utf8(bytes).unwrap();
-    Said {
+    CommandOutput {
         code: output.status.code().expect("it exits, no signal ends it"),
         out: text(output.stdout),
         err: text(output.stderr),
@@ -35,12 +35,12 @@ fn feedline(args: &[&str]) -> Said {
 }
 
 /// Exit code and findings of a run, without those of this machine.
-struct Told {
+struct Report {
     code: i32,
     findings: Vec<Value>,
 }
 
-fn doctor(args: &[&str]) -> Told {
+fn doctor(args: &[&str]) -> Report {
     let mut all = vec!["doctor", "--json"];
     all.extend(args);
     let output = feedline(&all);
@@ -49,10 +49,10 @@ fn doctor(args: &[&str]) -> Told {
     let ours = |finding: &&Value| finding["place"] != "this machine";
     let findings: Vec<Value> =
         value["findings"].as_array().unwrap().iter().filter(ours).cloned().collect();
-    Told { code: output.code, findings }
+    Report { code: output.code, findings }
 }
 
-impl Told {
+impl Report {
     /// Severity and text of a check.
     fn of(&self, what: &str) -> (&str, &str) {
         let is_it = |finding: &&Value| finding["what"] == what;
@@ -201,7 +201,7 @@ fn stuck_step_is_named() {
     let path = frozen.folder.to_str().unwrap();
     // A check that runs when the server stops responding is stuck at a later step.
     let is_first = |found: &Value| found.as_str().is_some_and(|it| it.contains("find the mount"));
-    let hangs = |report: &Told| {
+    let hangs = |report: &Report| {
         let mut all = report.findings.iter();
         all.any(|finding| finding["what"] == "answers" && is_first(&finding["found"]))
     };

@@ -30,14 +30,14 @@ fn feedline(args: &[&str]) -> Output {
 }
 
 /// Exit code and findings of a doctor run.
-struct Told(i32, Vec<Value>);
+struct Report(i32, Vec<Value>);
 
-impl Told {
+impl Report {
     fn new(output: &Output) -> Self {
         let report: Value = serde_json::from_slice(&output.stdout)
             .unwrap_or_else(|e| panic!("{e}: {}", String::from_utf8_lossy(&output.stderr)));
         let code = output.status.code().expect("no signal ends it");
-        Told(code, report["findings"].as_array().unwrap().clone())
+        Report(code, report["findings"].as_array().unwrap().clone())
     }
 
     fn of(&self, what: &str) -> (&str, &str) {
@@ -51,8 +51,8 @@ impl Told {
     }
 }
 
-fn doctor(args: &[&str]) -> Told {
-    Told::new(&feedline(&[&["doctor", "--json"], args].concat()))
+fn doctor(args: &[&str]) -> Report {
+    Report::new(&feedline(&[&["doctor", "--json"], args].concat()))
 }
 
 fn is_empty(folder: &Path) -> bool {
@@ -100,7 +100,7 @@ fn services_doctor_without_permission_on_cephfs() {
         Ok(output) => output,
         Err(error) => return eprintln!("SKIPPED: as another user: {error}"),
     };
-    let report = Told::new(&output);
+    let report = Report::new(&output);
     let breaks = |f: &&Value| f["severity"] == "breaks";
     let texts: Vec<_> = report.1.iter().filter(breaks).map(|f| f["found"].to_string()).collect();
     assert_eq!(report.0, 1);

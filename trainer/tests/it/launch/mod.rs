@@ -32,7 +32,7 @@ fn world(port: u16, rank: usize, size: usize) -> World {
         port,
         keeper: StoreHost::FirstRank,
         restart: 0,
-        told_by: "a test",
+        source: "a test",
     }
 }
 

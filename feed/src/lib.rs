@@ -39,7 +39,7 @@ use orders::{Assembly, Orders};
 pub use any::{AnyAssemble, AnyBatch};
 pub use batches::{Batches, NodePeers};
 pub use error::{Error, Result};
-pub use samples::{OrderKind, Samples, SamplesOptions, identity};
+pub use samples::{OrderKind, Samples, SamplesOptions};
 pub use special::{open_tokenizer, tokenizer_spec, with_special};
 
 /// How much of each end of the `.bin` is part of a corpus's fingerprint.
@@ -194,7 +194,7 @@ impl Data {
             let (order, parts) = orders.open(which, Some(samples))?;
             let mut assembly = assembly.clone();
             parts.into_iter().for_each(|part| assembly.add_corpus(part));
-            Ok(Samples { order, assembly, local: None })
+            Ok(Samples { order, assembly, local: None, tokenizer: None })
         };
         let mut train = open(Split::Train, config.samples_total())?;
         train.local = local_cache(config, &train.order)?;

@@ -60,6 +60,8 @@ pub struct Samples {
     pub(super) assembly: Assembly,
     /// The local cache of samples.
     pub(super) local: Option<Arc<LazyCache>>,
+    /// The fingerprint of the tokenizer, if the objective needs one.
+    pub(super) tokenizer: Option<String>,
 }
 
 impl Samples {
@@ -92,7 +94,9 @@ impl Samples {
             other => plain(&corpora, config, options, other)?,
         };
         parts.into_iter().for_each(|part| assembly.add_corpus(part));
-        Ok((Samples { order, assembly, local: None }, corpora))
+        let needed = tokenizer.filter(|_| config.objective() != Objective::Lm);
+        let tokenizer = needed.map(|tokenizer| tokenizer.fingerprint());
+        Ok((Samples { order, assembly, local: None, tokenizer }, corpora))
     }
 
     /// How many there are.
@@ -134,6 +138,78 @@ impl Samples {
     pub fn reader(&self, verify: bool) -> Result<RandomReader<AnyAssemble>> {
         Ok(RandomReader::new(Arc::clone(&self.order), self.assembly.assemble()?, verify))
     }
+
+    /// The identity of these samples, independent of the location of their files: the corpora, and
+    /// all settings that determine their order and their batches. The arguments are those of
+    /// [`Samples::open`] and its corpora.
+    ///
+    /// # Errors
+    /// [`Error::Storage`](crate::Error::Storage) if the corpora cannot be read.
+    pub fn identity(
+        &self,
+        config: &Config,
+        corpora: &Corpora,
+        options: &SamplesOptions,
+    ) -> Result<Value> {
+        let order = match options.order {
+            OrderKind::Megatron => "megatron",
+            OrderKind::Blocks => "blocks",
+            OrderKind::File => "file",
+        };
+        let weights: Vec<f64> = config.data.train.iter().map(|corpus| corpus.weight).collect();
+        let mut identity = json!({
+            "corpora": corpora.fingerprint(config.data.verify)?,
+            "weights": weights,
+            "order": order,
+            "index_split": options.which.name(),
+            "split": split_text(config),
+            "num_samples": options.count,
+            "random_seed": config.run.seed,
+            "sequence_length": config.model.seq_len,
+            "sequence_length_decoder": config.model.dec_len,
+            "objective": config.objective(),
+        });
+        for (name, value) in self.objective_settings(config) {
+            identity[name] = value;
+        }
+        Ok(identity)
+    }
+
+    /// Settings that only some objectives have. Those of `"lm"` are present if they are set.
+    fn objective_settings(&self, config: &Config) -> Vec<(&'static str, Value)> {
+        let (data, objective) = (&config.data, config.objective());
+        let flags =
+            [("reset_at_document", data.reset_at_document), ("mask_eod_loss", data.mask_eod_loss)];
+        let mut settings: Vec<_> = flags
+            .into_iter()
+            .filter(|(_, is_set)| *is_set)
+            .map(|(name, is_set)| (name, json!(is_set)))
+            .collect();
+        if objective == Objective::Lm {
+            if !settings.is_empty() {
+                settings.push(("special", json!({ "eod": data.special.eod })));
+            }
+            return settings;
+        }
+        settings.push(("special", json!(data.special)));
+        settings.push(("tokenizer", json!(self.tokenizer)));
+        if objective.hides() {
+            settings.push(("mask_prob", json!(data.mask_prob)));
+            settings.push(("mask_ngram_max", json!(config.mask_ngram_max())));
+            settings.push(("mask_lengths", json!(config.mask_lengths())));
+            settings.push(("mask_full_words", json!(config.mask_full_words())));
+            settings.push(("short_seq_prob", json!(data.short_seq_prob)));
+            settings.push(("sentence_order", json!(config.sentence_order())));
+        }
+        settings
+    }
+}
+
+/// The shares of the parts: the same for all spellings of them.
+fn split_text(config: &Config) -> String {
+    let text = &config.data.split;
+    let shares = text.shares().map(|shares| shares.iter().map(f64::to_string).collect());
+    shares.map_or_else(|_| text.0.clone(), |shares: Vec<_>| shares.join(","))
 }
 
 /// Orders of the running text of one corpus that have no tables.
@@ -173,30 +249,4 @@ fn refused(config: &Config) -> Error {
         format!("expected one corpus of objective \"lm\", found {found}"),
         "read it in Megatron's order",
     ))
-}
-
-/// The identity of these samples, independent of the location of their files: the corpora, and all
-/// settings that determine their order and their batches.
-///
-/// # Errors
-/// [`Error::Storage`](crate::Error::Storage) if the corpora cannot be read.
-pub fn identity(config: &Config, corpora: &Corpora, options: &SamplesOptions) -> Result<Value> {
-    let order = match options.order {
-        OrderKind::Megatron => "megatron",
-        OrderKind::Blocks => "blocks",
-        OrderKind::File => "file",
-    };
-    let weights: Vec<f64> = config.data.train.iter().map(|corpus| corpus.weight).collect();
-    Ok(json!({
-        "corpora": corpora.fingerprint(config.data.verify)?,
-        "weights": weights,
-        "order": order,
-        "index_split": options.which.name(),
-        "split": config.data.split.0,
-        "num_samples": options.count,
-        "random_seed": config.run.seed,
-        "sequence_length": config.model.seq_len,
-        "sequence_length_decoder": config.model.dec_len,
-        "objective": config.objective(),
-    }))
 }

@@ -61,6 +61,18 @@ impl<T> Queue<T> {
         self.unlock_and_notify(state);
     }
 
+    /// Appends if there is room; otherwise the item is dropped.
+    pub(crate) fn push_if_room(&self, item: T) {
+        let mut state = self.lock();
+        if state.closed || state.items.len() >= state.capacity {
+            drop(state);
+            drop(item); // without the lock: it may be large
+            return;
+        }
+        state.items.push_back(item);
+        self.unlock_and_notify(state);
+    }
+
     /// Takes the first item, and waits for one until `until`. Items pushed before the queue was
     /// closed are still returned.
     pub(crate) fn pop(&self, until: Option<Instant>) -> Result<T, QueueEmpty> {

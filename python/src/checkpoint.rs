@@ -2,7 +2,6 @@
 
 use std::num::NonZeroU64;
 use std::path::Path;
-use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -17,12 +16,12 @@ use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
-use storage::{Key, ProcessIdentity, copy_past_cache};
+use storage::{Key, ProcessIdentity, Storage, copy_past_cache};
 use tools::ui::job::CancellableJob;
-use tools::ui::timeout::StopSignal;
+use tools::ui::step_folder::{check_has_steps, check_two_folders};
 
-use crate::errors::OrRaise as _;
-use crate::wait::{HomeProcess, beside, beside_with, reporting};
+use crate::errors::{IntoPython as _, OrRaise as _};
+use crate::wait::{HomeProcess, RunningCall, SharedStop, beside, beside_with, reporting};
 
 /// The tensors of a state and the regions that each writer has of them, as JSON of `feedline.dcp`.
 #[derive(Debug, Deserialize)]
@@ -52,27 +51,45 @@ static PLANS: Mutex<Option<PlanCache>> = Mutex::new(None);
 #[derive(Debug)]
 pub(crate) struct Checkpoints {
     inner: Arc<ckpt::Checkpoints>,
-    stop: StopSignal,
+    store: Arc<dyn Storage>,
+    stop: Arc<SharedStop>,
     job: Arc<CancellableJob>,
     home: HomeProcess,
 }
 
 #[pymethods]
 impl Checkpoints {
-    /// `options` is JSON of some of `shard_bytes_max`, `block_bytes` and `threads`.
     #[new]
-    fn new(py: Python<'_>, folder: &str, options: &str) -> PyResult<Self> {
+    fn new(py: Python<'_>, folder: &str) -> PyResult<Self> {
+        let stop = Arc::<SharedStop>::default();
+        let job = CancellableJob::until(stop.signal.clone());
+        let store = py.detach(|| job.open_url(folder)).or_raise()?;
+        let inner = Arc::new(ckpt::Checkpoints::open(Arc::clone(&store), Key::root()));
+        Ok(Checkpoints { inner, store, stop, job, home: HomeProcess::here() })
+    }
+
+    /// The same folder, with the same lease, for steps that are saved with other options: JSON of
+    /// some of `shard_bytes_max`, `block_bytes` and `threads`.
+    fn with_options(&self, options: &str) -> PyResult<Self> {
         let mut all = serde_json::to_value(CheckpointOptions::default()).map_err(bad_json)?;
         let given: serde_json::Map<_, _> = parse(options)?;
         for (key, value) in given {
             all[key] = value;
         }
         let options: CheckpointOptions = serde_json::from_value(all).map_err(bad_json)?;
-        let stop = StopSignal::default();
-        let job = CancellableJob::until(stop.clone());
-        let store = py.detach(|| job.open_url(folder)).or_raise()?;
-        let inner = Arc::new(ckpt::Checkpoints::open(store, Key::root()).with_options(options));
-        Ok(Checkpoints { inner, stop, job, home: HomeProcess::here() })
+        Ok(Checkpoints {
+            inner: Arc::new(self.inner.sharing_lease(options)),
+            store: Arc::clone(&self.store),
+            stop: Arc::clone(&self.stop),
+            job: Arc::clone(&self.job),
+            home: self.home,
+        })
+    }
+
+    /// Fails if a step exists already, or if there is no room for this many bytes of tensors in so
+    /// many chunks.
+    fn check_room(&self, py: Python<'_>, step: u64, bytes: u64, chunks: u64) -> PyResult<()> {
+        self.run(py, |steps| steps.check_room(step, bytes, chunks))
     }
 
     /// Saves what one writer has of a step, together with the other writers. `held` are the bytes
@@ -88,7 +105,7 @@ impl Checkpoints {
         meta: &str,
         progress: Option<Bound<'_, PyAny>>,
     ) -> PyResult<String> {
-        self.check_home()?;
+        let _call = self.begin()?;
         let part: Part = parse(part)?;
         let meta: serde_json::Value = parse(meta)?;
         let deadline = Duration::try_from_secs_f64(part.deadline_s)
@@ -122,8 +139,8 @@ impl Checkpoints {
             let together = JointSaveOptions { token: &part.token, writer: part.writer, deadline };
             steps.decline_save(part.step, &plan, &together, reason).or_raise()
         };
-        self.check_home()?;
-        beside(py, || self.stop.set(), || decline(&self.inner))?
+        let _call = self.begin()?;
+        beside(py, || self.stop.signal.set(), || decline(&self.inner))?
     }
 
     /// The complete steps, oldest first.
@@ -137,12 +154,12 @@ impl Checkpoints {
             Some(step) => steps.open_step(step).map(Some),
             None => steps.newest(),
         })?;
-        let (stop, job, home) = (self.stop.clone(), Arc::clone(&self.job), self.home);
+        let (stop, job, home) = (Arc::clone(&self.stop), Arc::clone(&self.job), self.home);
         Ok(inner.map(|inner| Checkpoint { inner, stop, job, home }))
     }
 
-    /// Deletes all but the newest complete steps, and those that `drain_to` lacks; returns those
-    /// that were deleted.
+    /// Deletes all complete steps but the newest, and but those that `drain_to` lacks; returns
+    /// those that were deleted.
     fn retain(
         &self,
         py: Python<'_>,
@@ -151,42 +168,59 @@ impl Checkpoints {
         drain_to: Option<&str>,
     ) -> PyResult<Vec<u64>> {
         let policy = Retention { keep_last, keep_every, check: Check::Lengths };
-        self.run(py, |steps| {
+        let retain = || -> PyResult<_> {
+            check_has_steps(&*self.store, "delete old steps of").or_raise()?;
             let drain = drain_to.map(|to| self.drain_of(to)).transpose()?;
-            let undrained = drain.map(|drain| drain.pending()).transpose()?.unwrap_or_default();
-            Ok(steps.retain_by(&policy, &undrained)?.delete)
-        })
+            let undrained = drain.map(|drain| drain.pending()).transpose().or_raise()?;
+            let plan = self.inner.retain_by(&policy, &undrained.unwrap_or_default());
+            Ok(plan.or_raise()?.delete)
+        };
+        let _call = self.begin()?;
+        beside(py, || self.stop.signal.set(), retain)?
     }
 
-    /// Copies the steps that a second folder lacks; returns those that were copied, and those that
-    /// failed with the reason. `progress` gets the bytes read and written.
+    /// Copies the steps that a second folder lacks; returns those that were copied. Raises the
+    /// first failure, with a note of all steps that failed. `progress` gets the bytes read and
+    /// written.
     fn drain(
         &self,
         py: Python<'_>,
         to: &str,
         progress: Option<Bound<'_, PyAny>>,
-    ) -> PyResult<Drained> {
-        self.check_home()?;
+    ) -> PyResult<Vec<u64>> {
+        let _call = self.begin()?;
         let before = self.job.moved_bytes();
         let look = reporting(progress.as_ref(), || self.job.moved_bytes() - before);
-        let drain = || self.drain_of(to)?.run();
-        let pass = beside_with(py, || self.stop.set(), drain, look)?.or_raise()?;
-        let drained = pass.drained.iter().map(|report| report.step).collect();
-        let failed = pass.failed.iter();
-        Ok((drained, failed.map(|(step, why)| (*step, storage::one_line(why))).collect()))
+        let drain = || {
+            check_has_steps(&*self.store, "drain").or_raise()?;
+            self.drain_of(to)?.run().or_raise()
+        };
+        let pass = beside_with(py, || self.stop.signal.set(), drain, look)??;
+        let numbers: Vec<_> = pass.failed.iter().map(|(step, _)| step.to_string()).collect();
+        let Some((_, first)) = pass.failed.into_iter().next() else {
+            return Ok(pass.drained.iter().map(|report| report.step).collect());
+        };
+        let note = format!("steps that were not copied to {to}: {}", numbers.join(", "));
+        let raised = first.into_python();
+        raised.value(py).call_method1("add_note", (note,))?;
+        Err(raised)
     }
 }
 
 impl Checkpoints {
-    fn drain_of(&self, to: &str) -> ckpt::Result<Drain> {
-        let to = Arc::new(ckpt::Checkpoints::open(self.job.open_url(to)?, Key::root()));
-        Ok(Drain::new(Arc::clone(&self.inner), to, DrainOptions::default()))
+    /// Copies to a second folder, in which nothing is deleted.
+    fn drain_of(&self, to: &str) -> PyResult<Drain> {
+        let to = self.job.open_url(to).or_raise()?;
+        check_two_folders(&*self.store, &*to).or_raise()?;
+        let to = Arc::new(ckpt::Checkpoints::open(to, Key::root()));
+        let retention = Retention { keep_last: usize::MAX, ..Retention::default() };
+        let options = DrainOptions { retention, ..DrainOptions::default() };
+        Ok(Drain::new(Arc::clone(&self.inner), to, options))
     }
 
-    fn check_home(&self) -> PyResult<()> {
+    fn begin(&self) -> PyResult<RunningCall> {
         self.home.check("folder of checkpoints")?;
-        self.stop.0.store(false, Ordering::Relaxed); // an earlier Ctrl-C is over
-        Ok(())
+        Ok(self.stop.begin())
     }
 
     fn run<T: Send>(
@@ -194,13 +228,10 @@ impl Checkpoints {
         py: Python<'_>,
         work: impl FnOnce(&ckpt::Checkpoints) -> ckpt::Result<T> + Send,
     ) -> PyResult<T> {
-        self.check_home()?;
-        beside(py, || self.stop.set(), || work(&self.inner))?.or_raise()
+        let _call = self.begin()?;
+        beside(py, || self.stop.signal.set(), || work(&self.inner))?.or_raise()
     }
 }
-
-/// Steps that were copied, and those that were not with the reason.
-type Drained = (Vec<u64>, Vec<(u64, String)>);
 
 /// A region of a tensor to be read: name, group, box (the whole tensor if absent), and memory.
 type Want<'py> = (String, String, Option<Vec<[u64; 2]>>, PyReadwriteArray1<'py, u8>);
@@ -210,7 +241,7 @@ type Want<'py> = (String, String, Option<Vec<[u64; 2]>>, PyReadwriteArray1<'py, 
 #[derive(Debug)]
 pub(crate) struct Checkpoint {
     inner: ckpt::Checkpoint,
-    stop: StopSignal,
+    stop: Arc<SharedStop>,
     job: Arc<CancellableJob>,
     home: HomeProcess,
 }
@@ -263,7 +294,7 @@ impl Checkpoint {
         wants: Vec<Want<'_>>,
         progress: Option<Bound<'_, PyAny>>,
     ) -> PyResult<u64> {
-        self.check_home()?;
+        let _call = self.begin()?;
         let mut wants = wants;
         let mut requests = Vec::with_capacity(wants.len());
         for (name, group, spans, into) in &mut wants {
@@ -276,16 +307,16 @@ impl Checkpoint {
         }
         let before = self.job.moved_bytes();
         let look = reporting(progress.as_ref(), || self.job.moved_bytes() - before);
-        let report = beside_with(py, || self.stop.set(), || self.inner.read(requests), look)?;
+        let read = || self.inner.read(requests);
+        let report = beside_with(py, || self.stop.signal.set(), read, look)?;
         Ok(report.or_raise()?.block_bytes)
     }
 }
 
 impl Checkpoint {
-    fn check_home(&self) -> PyResult<()> {
+    fn begin(&self) -> PyResult<RunningCall> {
         self.home.check("checkpoint")?;
-        self.stop.0.store(false, Ordering::Relaxed);
-        Ok(())
+        Ok(self.stop.begin())
     }
 
     fn run<T: Send>(
@@ -293,8 +324,8 @@ impl Checkpoint {
         py: Python<'_>,
         work: impl FnOnce() -> ckpt::Result<T> + Send,
     ) -> PyResult<T> {
-        self.check_home()?;
-        beside(py, || self.stop.set(), work)?.or_raise()
+        let _call = self.begin()?;
+        beside(py, || self.stop.signal.set(), work)?.or_raise()
     }
 }
 

@@ -1,7 +1,10 @@
 //! Samples of a run's order by number: what a map-style dataset is.
 
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::Poll;
+use std::thread::JoinHandle;
+use std::time::Duration;
 
 use feed::{AnyAssemble, AnyBatch, OrderKind, Samples, SamplesOptions, with_special};
 use indexed::Split;
@@ -13,7 +16,7 @@ use recipe::config::Config;
 
 use crate::arrays::{Positions, arrays_of};
 use crate::errors::OrRaise as _;
-use crate::wait::{HomeProcess, SIGNALS_EVERY, until_ready};
+use crate::wait::{HomeProcess, SIGNALS_EVERY, abandonable, panicked, until_ready};
 
 type Ahead = loader::Loader<AnyAssemble>;
 
@@ -36,13 +39,73 @@ pub(crate) struct Dataset {
 /// Reads that were made, and what follows from them.
 #[derive(Debug, Default)]
 struct Reads {
-    reader: Option<RandomReader<AnyAssemble>>,
+    /// A thread that reads, and is not in use.
+    idle: Option<ReadThread>,
     /// The samples of the last call.
     last: Vec<u64>,
     strides: StrideWatch,
     ahead: Option<ReadAhead>,
     /// Calls that found their samples read ahead.
     hits: u64,
+}
+
+/// A batch, and where its memory returns to.
+type HeldBatch = (AnyBatch, Option<Recycler<AnyBatch>>);
+
+/// A thread that reads one batch at a time, so that Ctrl-C can abandon a read that hangs. Dropping
+/// it waits for the thread, unless that is reading.
+#[derive(Debug)]
+struct ReadThread {
+    requests: Option<SyncSender<Vec<u64>>>,
+    results: Receiver<loader::Result<AnyBatch>>,
+    thread: Option<JoinHandle<()>>,
+    is_reading: bool,
+}
+
+impl ReadThread {
+    fn start(mut reader: RandomReader<AnyAssemble>) -> std::io::Result<Self> {
+        let (requests, of_caller) = sync_channel::<Vec<u64>>(1);
+        let (for_caller, results) = sync_channel(1);
+        let run = move || {
+            for samples in of_caller {
+                if for_caller.send(reader.read(&samples)).is_err() {
+                    return;
+                }
+            }
+        };
+        let thread = std::thread::Builder::new().name("feedline-read".to_owned()).spawn(run)?;
+        let (requests, thread) = (Some(requests), Some(thread));
+        Ok(ReadThread { requests, results, thread, is_reading: false })
+    }
+
+    fn begin(mut self, samples: &[u64]) -> Self {
+        // A thread that has panicked is noticed by the poll.
+        self.is_reading = match &self.requests {
+            Some(requests) => requests.send(samples.to_vec()).is_ok(),
+            None => false,
+        };
+        self
+    }
+
+    fn poll(&mut self, wait: Duration) -> PyResult<Poll<loader::Result<AnyBatch>>> {
+        match self.results.recv_timeout(wait) {
+            Ok(result) => {
+                self.is_reading = false;
+                Ok(Poll::Ready(result))
+            }
+            Err(RecvTimeoutError::Timeout) => Ok(Poll::Pending),
+            Err(RecvTimeoutError::Disconnected) => Err(panicked()),
+        }
+    }
+}
+
+impl Drop for ReadThread {
+    fn drop(&mut self) {
+        self.requests = None;
+        if let Some(thread) = self.thread.take().filter(|_| !self.is_reading) {
+            thread.join().ok();
+        }
+    }
 }
 
 /// A caller that asks in equal strides, and what it will ask for next.
@@ -122,7 +185,7 @@ impl Dataset {
             Some(Err(why)) => return Err(bad("tokenizer", "JSON of identifiers", why)),
             None => None,
         };
-        py.detach(|| {
+        abandonable(py, move || {
             let config = match (&text, &file) {
                 (Some(text), _) => Config::from_toml("the arguments of open", text).or_raise()?,
                 (None, Some(file)) => Config::load(file, &sets).or_raise()?,
@@ -133,7 +196,7 @@ impl Dataset {
                 options.count = count_of(&config, which);
             }
             let (samples, corpora) = Samples::open(&config, &options).or_raise()?;
-            let identity = feed::identity(&config, &corpora, &options).or_raise()?.to_string();
+            let identity = samples.identity(&config, &corpora, &options).or_raise()?.to_string();
             let count = options.count.map_or(samples.count(), |wanted| wanted.min(samples.count()));
             Ok(Dataset {
                 samples,
@@ -145,7 +208,7 @@ impl Dataset {
                 reads: Mutex::default(),
                 positions: Mutex::default(),
             })
-        })
+        })?
     }
 
     fn __len__(&self) -> usize {
@@ -179,7 +242,8 @@ impl Dataset {
     /// A batch of these samples, one a row, as a dict of arrays.
     fn read<'py>(&self, py: Python<'py>, samples: Vec<u64>) -> PyResult<Bound<'py, PyDict>> {
         self.home.check("dataset")?;
-        let (batch, home) = until_ready(py, || self.poll(&samples))?;
+        let mut reading = None;
+        let (batch, home) = until_ready(py, || self.poll(&samples, &mut reading))?;
         // This lock may be waited for with the GIL: its holder never waits for anything.
         let mut positions = self.positions.lock().unwrap_or_else(PoisonError::into_inner);
         arrays_of(py, batch, home, &mut positions)
@@ -197,53 +261,96 @@ impl Dataset {
 }
 
 impl Dataset {
-    fn poll(&self, samples: &[u64]) -> PyResult<Poll<(AnyBatch, Option<Recycler<AnyBatch>>)>> {
-        let mut reads = lock(&self.reads);
-        if let Some(ahead) = reads.ahead.as_mut().filter(|ahead| ahead.next == samples) {
-            let came = match ahead.loader.poll_batch(SIGNALS_EVERY).or_raise()? {
-                Poll::Pending => return Ok(Poll::Pending),
-                Poll::Ready(came) => came,
-            };
-            if let Some(batch) = came {
-                let step = ahead.step;
-                ahead.next.iter_mut().for_each(|next| *next += step);
-                let home = ahead.loader.recycler();
-                ahead.hits += 1;
-                reads.hits += 1;
-                samples.clone_into(&mut reads.last);
-                return Ok(Poll::Ready((batch, Some(home))));
+    /// `reading` is the thread that reads for this call, after it was asked.
+    fn poll(&self, samples: &[u64], reading: &mut Option<ReadThread>) -> PyResult<Poll<HeldBatch>> {
+        let thread = match reading {
+            Some(thread) => thread,
+            None => {
+                let mut reads = lock(&self.reads);
+                match self.poll_ahead(&mut reads, samples)? {
+                    Poll::Ready(Some(held)) => return Ok(Poll::Ready(held)),
+                    Poll::Ready(None) => {}
+                    Poll::Pending => return Ok(Poll::Pending),
+                }
+                let idle = reads.idle.take();
+                drop(reads);
+                let thread = idle.map_or_else(|| self.start_thread(), Ok)?;
+                reading.insert(thread.begin(samples))
             }
-        }
-        if reads.reader.is_none() {
-            reads.reader = Some(self.samples.reader(self.config.data.verify).or_raise()?);
-        }
-        let reader = reads.reader.as_mut().expect("it was made just now");
-        let batch = reader.read(samples).or_raise()?;
-        if let Some(ended) = reads.ahead.take() {
+        };
+        let Poll::Ready(batch) = thread.poll(SIGNALS_EVERY)? else { return Ok(Poll::Pending) };
+        let mut reads = lock(&self.reads);
+        // Another call may have returned its thread first.
+        let spare = if reads.idle.is_none() {
+            reads.idle = reading.take();
+            None
+        } else {
+            reading.take()
+        };
+        let batch = batch.or_raise()?;
+        let ended = reads.ahead.take();
+        if let Some(ended) = &ended {
             reads.strides.judge(ended.hits);
         }
         let step = step_between(&reads.last, samples);
         let is_steady = reads.strides.add(step);
         if let Some(step) = step.filter(|_| is_steady) {
-            reads.ahead = self.read_ahead(samples, step)?;
+            reads.ahead = self.read_ahead(samples, step).unwrap_or_else(|error| {
+                log::warn!("samples are not read ahead: {error}");
+                None
+            });
         }
         samples.clone_into(&mut reads.last);
+        drop(reads);
+        drop((spare, ended));
         Ok(Poll::Ready((batch, None)))
     }
 
+    /// The samples, if they are read ahead; `Ready(None)` if they are not.
+    fn poll_ahead(&self, reads: &mut Reads, samples: &[u64]) -> PyResult<Poll<Option<HeldBatch>>> {
+        let ahead = reads.ahead.as_mut().filter(|ahead| ahead.next == samples);
+        let Some(ahead) = ahead else { return Ok(Poll::Ready(None)) };
+        let batch = match ahead.loader.poll_batch(SIGNALS_EVERY) {
+            Ok(Poll::Pending) => return Ok(Poll::Pending),
+            Ok(Poll::Ready(batch)) => batch,
+            Err(error @ loader::Error::Late { .. }) => return Err(error).or_raise(),
+            Err(error) => {
+                // The error may be over: the samples are read once more.
+                log::warn!("samples are no longer read ahead: {error}");
+                reads.ahead = None;
+                None
+            }
+        };
+        let (Some(batch), Some(ahead)) = (batch, &mut reads.ahead) else {
+            return Ok(Poll::Ready(None));
+        };
+        let step = ahead.step;
+        ahead.next.iter_mut().for_each(|next| *next += step);
+        let home = ahead.loader.recycler();
+        ahead.hits += 1;
+        reads.hits += 1;
+        samples.clone_into(&mut reads.last);
+        Ok(Poll::Ready(Some((batch, Some(home)))))
+    }
+
+    fn start_thread(&self) -> PyResult<ReadThread> {
+        let reader = self.samples.reader(self.config.data.verify).or_raise()?;
+        Ok(ReadThread::start(reader)?)
+    }
+
     /// Starts to read what follows `samples` in this stride, unless the order ends there.
-    fn read_ahead(&self, samples: &[u64], step: u64) -> PyResult<Option<ReadAhead>> {
+    fn read_ahead(&self, samples: &[u64], step: u64) -> feed::Result<Option<ReadAhead>> {
         let next: Vec<u64> = samples.iter().map(|sample| sample + step).collect();
         if next.iter().any(|&sample| sample >= self.samples.count()) {
             return Ok(None);
         }
         let inner = Arc::clone(self.samples.order());
-        let order = Arc::new(CallOrder::new(inner, next.clone(), step).or_raise()?);
+        let order = Arc::new(CallOrder::new(inner, next.clone(), step)?);
         let samples = 0..loader::SampleOrder::sample_count(&*order);
         let mut options = LoaderOptions::new(next.len(), samples);
         options.verify = self.config.data.verify;
         options.window_bytes = self.window_bytes;
-        let loader = self.samples.load_as(order, options).or_raise()?;
+        let loader = self.samples.load_as(order, options)?;
         Ok(Some(ReadAhead { loader, next, step, hits: 0 }))
     }
 }

@@ -61,9 +61,13 @@ fn of_storage(error: &storage::Error, text: String) -> PyErr {
     match error {
         E::NotFound { object } => PyFileNotFoundError::new_err((ENOENT, text, object.clone())),
         E::Exists { object } => PyFileExistsError::new_err((EEXIST, text, object.clone())),
-        E::NoSpace { .. } => PyOSError::new_err((ENOSPC, text)),
-        E::Denied { .. } => PyPermissionError::new_err((EACCES, text)),
-        E::Io { source, .. } => PyOSError::new_err((source.raw_os_error().unwrap_or(EIO), text)),
+        E::NoSpace { object, .. } => PyOSError::new_err((ENOSPC, text, object.clone())),
+        E::Denied { object, .. } => PyPermissionError::new_err((EACCES, text, object.clone())),
+        E::Io { object, source, .. } => {
+            let errno = source.raw_os_error().unwrap_or(EIO);
+            PyOSError::new_err((errno, text, object.clone()))
+        }
+        E::Remote(remote) => of_remote(remote, text),
         E::Corrupt { .. } | E::ShortRead { .. } | E::Changed { .. } => CorruptError::new_err(text),
         E::Stuck { .. } | E::StageTimeout { .. } => StalledError::new_err(text),
         E::BadKey { .. } | E::BadUrl { .. } => PyValueError::new_err(text),
@@ -72,21 +76,38 @@ fn of_storage(error: &storage::Error, text: String) -> PyErr {
     }
 }
 
+/// The class is that of the cause.
+fn of_remote(error: &storage::RemoteError, text: String) -> PyErr {
+    use storage::RemoteErrorKind as K;
+    let object = error.object.clone();
+    match error.cause {
+        K::NoCredentials | K::Expired | K::Denied => {
+            PyPermissionError::new_err((EACCES, text, object))
+        }
+        K::NoBucket => PyFileNotFoundError::new_err((ENOENT, text, object)),
+        K::Replaced => CorruptError::new_err(text),
+        K::Stalled | K::Drip => StalledError::new_err(text),
+        _ => PyOSError::new_err((EIO, text, object)),
+    }
+}
+
 impl IntoPython for indexed::Error {
     fn into_python(self) -> PyErr {
-        use indexed::Error as E;
-        let text = self.to_string();
-        match &self {
-            E::Storage(error) => of_storage(error, text),
-            E::NoDataset { prefix, .. } => {
-                PyFileNotFoundError::new_err((ENOENT, text, prefix.clone()))
-            }
-            E::Malformed { .. } | E::BadCache { .. } | E::BadPlace { .. } => {
-                CorruptError::new_err(text)
-            }
-            E::NotKept { .. } | E::LeftBehind { .. } => PyOSError::new_err((EIO, text)),
-            _ => PyValueError::new_err(text),
+        of_indexed(&self, self.to_string())
+    }
+}
+
+/// The class is that of the error; the text may be of the crate that met it.
+fn of_indexed(error: &indexed::Error, text: String) -> PyErr {
+    use indexed::Error as E;
+    match error {
+        E::Storage(error) => of_storage(error, text),
+        E::NoDataset { prefix, .. } => PyFileNotFoundError::new_err((ENOENT, text, prefix.clone())),
+        E::Malformed { .. } | E::BadCache { .. } | E::BadPlace { .. } => {
+            CorruptError::new_err(text)
         }
+        E::NotKept { .. } | E::LeftBehind { .. } => PyOSError::new_err((EIO, text)),
+        _ => PyValueError::new_err(text),
     }
 }
 
@@ -113,29 +134,28 @@ impl IntoPython for loader::Error {
 
 impl IntoPython for preprocess::Error {
     fn into_python(self) -> PyErr {
-        use preprocess::Error as E;
         let text = self.to_string();
-        match self {
-            E::Storage(error) => of_storage(&error, text),
-            E::Indexed(error) => error.into_python(),
-            E::Stream { source, .. } => {
-                PyOSError::new_err((source.raw_os_error().unwrap_or(EIO), text))
-            }
-            E::Complete { .. } | E::OtherSettings { .. } => {
-                PyFileExistsError::new_err((EEXIST, text))
-            }
-            E::WasInterrupted { .. } | E::OtherRun { .. } | E::Changed { .. } => {
-                InterruptedRunError::new_err(text)
-            }
-            E::Stopped => PyKeyboardInterrupt::new_err(text),
-            // What failed decides the class; that it can be resumed is in the text.
-            E::CanResume { source } => match *source {
-                E::Stopped => PyKeyboardInterrupt::new_err(text),
-                E::Storage(error) => of_storage(&error, text),
-                _ => PyValueError::new_err(text),
-            },
-            _ => PyValueError::new_err(text),
+        of_preprocess(self, text)
+    }
+}
+
+/// The text may be that of an error around this one.
+fn of_preprocess(error: preprocess::Error, text: String) -> PyErr {
+    use preprocess::Error as E;
+    match error {
+        E::Storage(error) => of_storage(&error, text),
+        E::Indexed(error) => of_indexed(&error, text),
+        E::Stream { source, .. } => {
+            PyOSError::new_err((source.raw_os_error().unwrap_or(EIO), text))
         }
+        E::Complete { .. } | E::OtherSettings { .. } => PyFileExistsError::new_err((EEXIST, text)),
+        E::WasInterrupted { .. } | E::OtherRun { .. } | E::Changed { .. } => {
+            InterruptedRunError::new_err(text)
+        }
+        E::Stopped => PyKeyboardInterrupt::new_err(text),
+        // What failed decides the class; that it can be resumed is in the text.
+        E::CanResume { source } => of_preprocess(*source, text),
+        _ => PyValueError::new_err(text),
     }
 }
 

@@ -147,7 +147,16 @@ impl Loader {
             state.loader = Some(self.samples.load(options).or_raise()?);
         }
         let loader = state.loader.as_mut().expect("it was started just now");
-        let came = loader.poll_batch(SIGNALS_EVERY).or_raise()?;
+        let came = match loader.poll_batch(SIGNALS_EVERY) {
+            Ok(came) => came,
+            Err(error) => {
+                // A loader ends with its first error; the next call tries this batch again.
+                if !matches!(error, loader::Error::Late { .. }) {
+                    state.loader = None;
+                }
+                return Err(error).or_raise();
+            }
+        };
         let (consumed, home) = (loader.samples_consumed(), loader.recycler());
         Ok(came.map(|batch| {
             state.consumed = consumed;

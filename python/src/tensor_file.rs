@@ -1,7 +1,6 @@
 //! Safetensors files: read by several threads, and written so that they appear whole.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use numpy::{PyReadonlyArray1, PyReadwriteArray1};
 use pyo3::prelude::*;
@@ -10,7 +9,7 @@ use tools::ui::job::CancellableJob;
 use tools::ui::timeout::StopSignal;
 
 use crate::errors::OrRaise as _;
-use crate::wait::{HomeProcess, beside};
+use crate::wait::{HomeProcess, SharedStop, beside};
 
 /// Files read or written by so many threads, as checkpoints are by default.
 const THREADS: usize = 2;
@@ -20,7 +19,7 @@ const THREADS: usize = 2;
 #[derive(Debug)]
 pub(crate) struct TensorFile {
     inner: ckpt::TensorFile,
-    stop: StopSignal,
+    stop: Arc<SharedStop>,
     home: HomeProcess,
 }
 
@@ -31,13 +30,13 @@ type Entry<'a> = (&'a str, &'static str, &'a [u64], u64, u64);
 impl TensorFile {
     #[new]
     fn new(py: Python<'_>, url: &str) -> PyResult<Self> {
-        let (stop, home) = (StopSignal::default(), HomeProcess::here());
-        let job = CancellableJob::until(stop.clone());
+        let (stop, home) = (Arc::<SharedStop>::default(), HomeProcess::here());
+        let job = CancellableJob::until(stop.signal.clone());
         let open = || -> PyResult<_> {
             let (store, key) = job.locate(url).or_raise()?;
             ckpt::TensorFile::open(&*store, &key).or_raise()
         };
-        let inner = beside(py, || stop.set(), open)??;
+        let inner = beside(py, || stop.signal.set(), open)??;
         Ok(TensorFile { inner, stop, home })
     }
 
@@ -62,12 +61,12 @@ impl TensorFile {
         mut wants: Vec<(u64, PyReadwriteArray1<'_, u8>)>,
     ) -> PyResult<()> {
         self.home.check("file of tensors")?;
-        self.stop.0.store(false, Ordering::Relaxed);
+        let _call = self.stop.begin();
         let mut reads = Vec::with_capacity(wants.len());
         for (offset, into) in &mut wants {
             reads.push((*offset, into.as_slice_mut()?));
         }
-        beside(py, || self.stop.set(), || self.inner.read(reads, THREADS))?.or_raise()
+        beside(py, || self.stop.signal.set(), || self.inner.read(reads, THREADS))?.or_raise()
     }
 }
 

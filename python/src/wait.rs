@@ -1,13 +1,15 @@
 //! Waits that Ctrl-C ends, and processes that were forked.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::Ordering;
 use std::sync::mpsc::{RecvTimeoutError, sync_channel};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::task::Poll;
 use std::time::Duration;
 
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
+use tools::ui::timeout::StopSignal;
 
 use crate::errors::FeedlineError;
 
@@ -68,6 +70,67 @@ impl HomeProcess {
     }
 }
 
+/// A stop signal that several calls share. It is cleared when a call begins and no other is running.
+#[derive(Debug, Default)]
+pub(crate) struct SharedStop {
+    pub(crate) signal: StopSignal,
+    running: Mutex<usize>,
+}
+
+/// A running call.
+#[derive(Debug)]
+pub(crate) struct RunningCall(Arc<SharedStop>);
+
+impl SharedStop {
+    /// Begins a call. This never waits, so it may be called with the GIL.
+    pub(crate) fn begin(self: &Arc<Self>) -> RunningCall {
+        let mut running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
+        if *running == 0 {
+            self.signal.0.store(false, Ordering::Relaxed);
+        }
+        *running += 1;
+        RunningCall(Arc::clone(self))
+    }
+}
+
+impl Drop for RunningCall {
+    fn drop(&mut self) {
+        *self.0.running.lock().unwrap_or_else(PoisonError::into_inner) -= 1;
+    }
+}
+
+/// Does work on a thread of its own that Ctrl-C abandons: it continues, and its result is dropped.
+///
+/// # Errors
+/// `KeyboardInterrupt`, or what a handler of the caller raises; `RuntimeError` if the work panics.
+pub(crate) fn abandonable<T: Send + 'static>(
+    py: Python<'_>,
+    work: impl FnOnce() -> T + Send + 'static,
+) -> PyResult<T> {
+    let (sender, done) = sync_channel(1);
+    let run = move || {
+        if let Ok(value) = catch_unwind(AssertUnwindSafe(work)) {
+            sender.send(value).ok();
+        }
+    };
+    std::thread::Builder::new().name("feedline-call".to_owned()).spawn(run)?;
+    let done = Mutex::new(done);
+    loop {
+        let wait =
+            || done.lock().unwrap_or_else(PoisonError::into_inner).recv_timeout(SIGNALS_EVERY);
+        match py.detach(wait) {
+            Ok(value) => return Ok(value),
+            Err(RecvTimeoutError::Timeout) => py.check_signals()?,
+            Err(RecvTimeoutError::Disconnected) => return Err(panicked()),
+        }
+    }
+}
+
+/// The error of a thread that panicked.
+pub(crate) fn panicked() -> PyErr {
+    PyRuntimeError::new_err("a thread of feedline panicked")
+}
+
 /// Does work on a thread of its own; Ctrl-C calls `stop`, and waits for the end of the work.
 ///
 /// # Errors
@@ -114,7 +177,7 @@ pub(crate) fn beside_with<T: Send>(
             }
         }
     })?;
-    came.ok_or_else(|| PyRuntimeError::new_err("a thread of feedline panicked"))
+    came.ok_or_else(panicked)
 }
 
 /// Calls a function of the caller, if there is one, with a number of bytes: for [`beside_with`].

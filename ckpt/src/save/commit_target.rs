@@ -11,6 +11,7 @@ use crate::liveness::heartbeat::delete_if_exists;
 use crate::read::checkpoint::{Listing, MANIFEST};
 use crate::retain::retention::TRASH;
 use crate::retain::sweep::after_step;
+use crate::save::check_space;
 use crate::steps::checkpoints::{step_name, step_of};
 use crate::{Checkpoints, Error, Result, SweepReport};
 use storage::{FileEntry, Key, Liveness, Manifest, ProcessIdentity};
@@ -74,6 +75,18 @@ impl CommitTarget {
 }
 
 impl Checkpoints {
+    /// Fails if a step exists already, or if the store has no room for this many bytes of tensors
+    /// in so many chunks: before the caller prepares them. The save itself checks both again.
+    ///
+    /// # Errors
+    /// [`Error::StepExists`], [`storage::Error::NoSpace`] within [`Error::Storage`], and errors of
+    /// the store.
+    pub fn check_room(&self, step: u64, bytes: u64, chunks: u64) -> Result<()> {
+        self.check_options(step)?;
+        let place = self.find_place(step)?;
+        check_space(&*self.store, &place.target, bytes, chunks)
+    }
+
     /// Where to write the step. A damaged step of that name must be set aside.
     pub(crate) fn find_place(&self, step: u64) -> Result<CommitTarget> {
         self.find_place_for(step, STAGING, &ProcessIdentity::new().to_string())

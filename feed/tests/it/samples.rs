@@ -1,7 +1,7 @@
 //! [`Samples`] for custom training loops equal those of a run.
 
 use crate::common::{Lab, VOCAB};
-use feed::{AnyBatch, Data, OrderKind, Samples, SamplesOptions, identity, open_corpus};
+use feed::{AnyBatch, Data, OrderKind, Samples, SamplesOptions, open_corpus};
 use indexed::Split;
 use loader::LoaderOptions;
 use recipe::config::Config;
@@ -46,16 +46,20 @@ fn identity_depends_on_everything_that_determines_the_samples() {
     lab.corpus("other", 3);
     let of = |keys: &[(&str, &str)], options: &SamplesOptions| -> Value {
         let config = load(&lab, "run", keys);
-        identity(&config, &open_corpus(&config).expect("it is there"), options).expect("a JSON")
+        let (samples, corpora) = Samples::open(&config, options).expect("it is there");
+        samples.identity(&config, &corpora, options).expect("a JSON")
     };
     let usual = SamplesOptions::new(Split::Train, Some(48));
     let one = of(&[], &usual);
     assert_eq!(one, of(&[("optim.lr.peak", "0.1"), ("model.layers", "1")], &usual));
+    assert_eq!(one, of(&[("data.split", "'90, 10.0, 0'")], &usual));
     let other = format!("'{}'", lab.path("other").display());
     for keys in [
         ("run.seed", "7"),
         ("model.seq_len", "8"),
         ("data.split", "'80,20,0'"),
+        ("data.reset_at_document", "true"),
+        ("data.mask_eod_loss", "true"),
         ("data.train", other.as_str()),
     ] {
         assert_ne!(one, of(&[keys], &usual), "{keys:?}");

@@ -222,9 +222,10 @@ impl<A: Assemble> Loader<A> {
         }
     }
 
-    /// Returns a batch's memory for reuse. After the first window nothing is allocated.
+    /// Returns a batch's memory for reuse. After the first window nothing is allocated. Memory of
+    /// more batches than a window has is freed.
     pub fn recycle(&self, batch: A::Batch) {
-        self.counter.spent.push_now(batch);
+        self.counter.spent.push_if_room(batch);
     }
 
     /// A handle that returns batches from another owner; it may outlive the loader.
@@ -277,7 +278,7 @@ pub struct Recycler<B>(Arc<Counter<B>>);
 impl<B> Recycler<B> {
     /// As [`Loader::recycle`]. After the end of the loader the memory is freed.
     pub fn recycle(&self, batch: B) {
-        self.0.spent.push_now(batch);
+        self.0.spent.push_if_room(batch);
     }
 }
 

@@ -21,7 +21,6 @@ from typing import Any
 import numpy as np
 
 from feedline import _feedline
-from feedline.errors import FeedlineError
 from feedline.tokens import Url, text_of
 from feedline.verbs import OnProgress, _Line
 
@@ -48,17 +47,30 @@ _NUMPY = {
 
 _FOLDERS_MAX = 16
 
-_folders: dict[tuple[int, str, str], _feedline.Checkpoints] = {}
+_folders: dict[tuple[int, str], _feedline.Checkpoints] = {}
 
 
 def open_folder(folder: Url, **options: Any) -> _feedline.Checkpoints:
-    """The folder of steps: one object for it per process, so that saves of a process are queued."""
-    key = (os.getpid(), text_of(folder), json.dumps(options, sort_keys=True))
-    found = _folders.pop(key, None) or _feedline.Checkpoints(key[1], key[2])
-    _folders[key] = found
-    while len(_folders) > _FOLDERS_MAX:
-        _folders.pop(next(iter(_folders)), None)
-    return found
+    """The folder of steps. A process has one lease for it, and changes it one call at a time."""
+    name = text_of(folder)
+    if is_local(name):
+        name = os.path.realpath(name)
+    else:
+        path, mark, query = name.partition("?")
+        name = path.rstrip("/") + mark + query
+    key = (os.getpid(), name)
+    found = _folders.get(key)
+    if found is None:
+        # Atomic: of two threads, both get the object of one.
+        found = _folders.setdefault(key, _feedline.Checkpoints(name))
+        for old in list(_folders)[:-_FOLDERS_MAX]:
+            _folders.pop(old, None)
+    return found.with_options(json.dumps(options)) if options else found
+
+
+def is_local(name: str) -> bool:
+    """Whether a name is a path, and not a URL."""
+    return "://" not in name and not name.startswith("file:")
 
 
 def open_step(folder: Url, step: int | None = None) -> Step:
@@ -262,15 +274,19 @@ def retain(
 
     Returns:
         The steps that were deleted.
+
+    Raises:
+        FileNotFoundError: There are no steps in this folder.
+        ValueError: Both folders are the same.
     """
     target = None if drain_to is None else text_of(drain_to)
     return open_folder(folder).retain(keep_last, keep_every, target)
 
 
 def drain(source: Url, target: Url, *, progress: OnProgress = None) -> list[int]:
-    """Copies the steps that a second folder lacks, each verified and atomically.
+    """Copies all steps that a second folder lacks, each verified and atomically.
 
-    An interrupted copy is resumed.
+    An interrupted copy is resumed. Nothing is deleted; `retain` deletes old steps of either folder.
 
     Args:
         source: The folder of steps.
@@ -281,13 +297,13 @@ def drain(source: Url, target: Url, *, progress: OnProgress = None) -> list[int]
         The steps that were copied.
 
     Raises:
-        FeedlineError: A step cannot be copied, for example if it is damaged; the others are copied.
-        OSError: A store failed, or is full.
+        CorruptError: A step is damaged; the others are copied.
+        FeedlineError: The second folder has another step of the same number; the others are copied.
+        FileNotFoundError: There are no steps to copy.
+        OSError: A store failed, or is full (``ENOSPC``); this ends the copies.
+        ValueError: Both folders are the same.
+
+    An exception of a step has a note with all steps that were not copied.
     """
     with _Line("drain", progress) as line:
-        copied, failed = open_folder(source).drain(text_of(target), line.bytes)
-    if failed:
-        step, reason = failed[0]
-        more = f", and {len(failed) - 1} others" if len(failed) > 1 else ""
-        raise FeedlineError(f"cannot copy step {step} to {text_of(target)}: {reason}{more}")
-    return copied
+        return open_folder(source).drain(text_of(target), line.bytes)

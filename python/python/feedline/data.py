@@ -397,9 +397,9 @@ def _row(name: str, array: Any, row: int, batch: Arrays) -> Any:
 
 
 def _difference(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> str:
-    names = [name for name in ours if theirs.get(name) != ours[name]]
+    names = [name for name in {**ours, **theirs} if theirs.get(name) != ours.get(name)]
     found = ", ".join(f"{name} = {json.dumps(theirs.get(name))}" for name in names)
-    expected = ", ".join(f"{name} = {json.dumps(ours[name])}" for name in names)
+    expected = ", ".join(f"{name} = {json.dumps(ours.get(name))}" for name in names)
     return (
         f"cannot load the state of a loader: expected {expected or 'the same data'}, found "
         f"{found or 'another fingerprint'} (hint: open the data that the state was saved with)"

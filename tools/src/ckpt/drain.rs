@@ -3,7 +3,7 @@
 use std::num::NonZeroU64;
 use std::sync::Arc;
 
-use anyhow::{Context as _, Result, bail, ensure};
+use anyhow::{Context as _, Result, ensure};
 use ckpt::{CheckpointOptions, Drain, DrainOptions};
 use clap::Args;
 use serde::Serialize;

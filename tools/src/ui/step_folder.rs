@@ -123,7 +123,8 @@ fn is_same_folder(a: &dyn Storage, b: &dyn Storage) -> bool {
         let real = std::fs::canonicalize(&name).ok();
         real.and_then(|path| path.to_str().map(str::to_owned)).unwrap_or(name)
     };
-    place(a) == place(b)
+    // Buckets of two servers may have the same name.
+    place(a) == place(b) && a.reader_group() == b.reader_group()
 }
 
 /// Replaces `.`, `..` and paths that end in them by their absolute path, whose last component can

@@ -6,11 +6,13 @@ import os
 import pathlib
 import pickle
 import shutil
+import tomllib
 
 import numpy as np
 import pytest
 
 import feedline
+from feedline.data import _toml
 
 SEQUENCE = 32
 SAMPLES = 3000
@@ -280,8 +282,8 @@ def test_invalid_arguments_raise(corpus, tmp_path):
         feedline.open(tmp_path / "absent.toml")
     with pytest.raises(ValueError, match="mask_prob"):
         opened(corpus, mask_prop=0.1)
-    with pytest.raises(ValueError, match="model.seq_len: expected 1"):
-        opened(corpus, sequence_length=0)
+    with pytest.raises(ValueError, match="model.seq_len: expected 1 to"):
+        opened(corpus, sequence_length=1 << 30)
     with pytest.raises(ValueError, match="sequence_length"):
         feedline.open(corpus)
     with pytest.raises(ValueError, match="objective"):
@@ -300,6 +302,126 @@ def test_invalid_arguments_raise(corpus, tmp_path):
         next(loader)
     with pytest.raises(feedline.ClosedError, match="closed"):
         next(loader)
+
+
+@pytest.mark.parametrize(
+    ("name", "minimum"),
+    [
+        ("sequence_length", 1),
+        ("decoder_sequence_length", 1),
+        ("vocab_size", 1),
+        ("num_samples", 0),
+        ("random_seed", 0),
+        ("prefetch_bytes", 0),
+    ],
+)
+def test_integers_of_open_out_of_range_raise_value_error(corpus, name, minimum):
+    with pytest.raises(
+        ValueError, match=f"cannot open samples: expected {name} >= {minimum}, found -1"
+    ):
+        opened(corpus, **{name: -1})
+    with pytest.raises(ValueError, match=f"expected {name} <= .*, found {1 << 64}"):
+        opened(corpus, **{name: 1 << 64})
+    for value in (True, 8.0, "8"):
+        with pytest.raises(TypeError, match=f"expected {name} as an integer, found {value!r}"):
+            opened(corpus, **{name: value})
+
+
+@pytest.mark.parametrize(
+    ("name", "minimum"),
+    [
+        ("micro_batch_size", 1),
+        ("data_parallel_rank", 0),
+        ("data_parallel_size", 1),
+        ("samples_consumed", 0),
+        ("prefetch_bytes", 0),
+    ],
+)
+def test_integers_of_a_loader_out_of_range_raise_value_error(corpus, name, minimum):
+    dataset = opened(corpus)
+    with pytest.raises(
+        ValueError, match=f"cannot load batches: expected {name} >= {minimum}, found -1"
+    ):
+        feedline.Loader(dataset, **{"micro_batch_size": 1, name: -1})
+    with pytest.raises(ValueError, match=f"expected {name} <= .*, found {1 << 64}"):
+        feedline.Loader(dataset, **{"micro_batch_size": 1, name: 1 << 64})
+
+
+def test_what_is_no_state_is_refused(corpus):
+    loader = feedline.Loader(opened(corpus), micro_batch_size=1)
+    state = loader.state_dict()
+    expected = "expected a mapping with samples_consumed and fingerprint, found "
+    for bad, found in [
+        ({"samples_consumed": 4}, "samples_consumed"),
+        ({"fingerprint": state["fingerprint"]}, "fingerprint"),
+        ({}, "no keys"),
+        ([4], "a value of the type list"),
+        (None, "a value of the type NoneType"),
+    ]:
+        with pytest.raises(ValueError, match=f"{expected}{found} "):
+            loader.load_state_dict(bad)
+    with pytest.raises(ValueError, match="expected samples_consumed >= 0, found -4"):
+        loader.load_state_dict({**state, "samples_consumed": -4})
+    with pytest.raises(feedline.OtherDataError, match="random_seed = 5"):
+        loader.load_state_dict({"samples_consumed": 4, "fingerprint": "0", "data": None})
+    assert loader.samples_consumed == 0
+
+
+def test_numpy_numbers_equal_those_of_python(corpus):
+    plain = {"sequence_length": 16, "num_samples": 100, "random_seed": 7, "vocab_size": 50257}
+    scalars = {name: np.int64(value) for name, value in plain.items()}
+    documents = {"special": {"eod": np.int32(50256)}, "mask_eod_loss": np.True_}
+    expected = feedline.open(corpus, **plain, special={"eod": 50256}, mask_eod_loss=True)
+    found = feedline.open(corpus, **scalars, **documents)
+    assert found.identity == expected.identity and found.config == expected.config
+    again = pickle.loads(pickle.dumps(found))
+    np.testing.assert_array_equal(again[9]["loss_mask"], expected[9]["loss_mask"])
+    values = [np.float32(0.5), np.float64(1e-9), np.uint8(3), np.True_, np.False_, True, 2, 0.25]
+    assert tomllib.loads(f"x = {_toml(values)}")["x"] == [0.5, 1e-9, 3, True, False, True, 2, 0.25]
+    with pytest.raises(ValueError, match="mask_prob: expected .*, found NaN"):
+        opened(corpus, mask_prob=float("nan"))
+    with pytest.raises(TypeError, match="found a value of the type object"):
+        opened(corpus, mask_prob=object())
+
+
+@pytest.mark.parametrize("name", ["\U0001f600", "é\u2028", 'a "b" \\\\x7f', "\x7f", "tab\t\x01"])
+def test_paths_may_have_any_character(corpus, tmp_path, name):
+    assert tomllib.loads(f"x = {_toml(name)}") == {"x": name}
+    folder = tmp_path / name
+    folder.mkdir()
+    for suffix in (".bin", ".idx", ".crc"):
+        shutil.copy(corpus + suffix, folder / (name + suffix))
+    dataset = opened(folder / name, path_to_cache=folder)
+    np.testing.assert_array_equal(dataset[5]["tokens"], opened(corpus)[5]["tokens"])
+    assert list(folder.glob("*-document_index.npy"))
+
+
+def test_paths_that_are_not_utf8_are_refused(corpus, tmp_path):
+    name = os.fsdecode(os.fsencode(tmp_path) + b"/a\xff")
+    expected = r"expected a name in UTF-8, found '\\udcff' at character"
+    for use in (
+        lambda: opened(name),
+        lambda: opened([name, corpus]),
+        lambda: opened(corpus, path_to_cache=name),
+        lambda: feedline.open(name + ".toml"),
+        lambda: feedline.Tokenizer(name + ".json"),
+        lambda: feedline.inspect(pathlib.Path(name)),
+    ):
+        with pytest.raises(ValueError, match=expected):
+            use()
+
+
+def test_blends_may_be_lists(corpus, other_corpus):
+    text = json.dumps([[0.7, corpus], [0.3, other_corpus]])
+    blend = opened(json.loads(text))
+    assert blend.fingerprint == opened([(0.7, corpus), (0.3, other_corpus)]).fingerprint
+    assert blend.identity["weights"] == [0.7, 0.3]
+    for bad in ([[0.7, corpus, 1]], [[corpus]], [(corpus, 0.7)]):
+        with pytest.raises(ValueError, match="expected pairs of a weight and a prefix, found"):
+            opened(bad)
+    # Words alone are prefixes: "0.7" may be the name of a corpus.
+    with pytest.raises(FileNotFoundError, match=r"expected .*0\.7\.idx"):
+        opened(["0.7", corpus])
 
 
 def test_corrupt_files_are_refused(corpus, tmp_path):

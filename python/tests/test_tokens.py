@@ -1,6 +1,8 @@
 """Texts to ids and back, and `preprocess`, `check` and `inspect`."""
 
+import contextlib
 import json
+import os
 import pathlib
 import pickle
 import subprocess
@@ -68,12 +70,47 @@ def test_invalid_texts_raise(gpt2):
         feedline.Tokenizer("null:100").encode_batch(["1 2", "x"])
     with pytest.raises(ValueError, match="below 50257"):
         gpt2.decode([50257])
+    for threads in (-1, 1 << 64):
+        with pytest.raises(ValueError, match=f"expected num_threads .*, found {threads}"):
+            gpt2.encode_batch(["a"], num_threads=threads)
     with pytest.raises(FileNotFoundError):
         feedline.Tokenizer("/absent/tokenizer.json")
     with pytest.raises(ValueError, match="'absent'"):
         feedline.Tokenizer("absent")
     assert pickle.loads(pickle.dumps(gpt2)).encode("a b") == gpt2.encode("a b")
     assert gpt2.decode(gpt2.encode("世")[:1]) == "\ufffd"
+
+
+@pytest.mark.parametrize("convert", [list, np.array])
+def test_ids_out_of_range_are_refused(gpt2, convert):
+    labels = convert([464, 3797, -100])
+    expected = r"expected ids from 0 to 50256, found -100 \(hint: remove labels of -100 first\)"
+    with pytest.raises(ValueError, match=expected):
+        gpt2.decode(labels)
+    with pytest.raises(ValueError, match=expected):
+        gpt2.decode_batch([[464], labels])
+    with pytest.raises(ValueError, match=f"expected ids from 0 to 50256, found {1 << 40}"):
+        gpt2.decode(convert([464, 1 << 40]))
+
+
+class WithoutGil:
+    """The compiled tokenizer, without the method that holds the GIL."""
+
+    def __init__(self, core):
+        self.encode_batch = core.encode_batch
+
+
+def test_long_texts_are_encoded_without_the_gil(gpt2):
+    text = " ".join(f"Document {number} — 世界." for number in range(4000))
+    assert len(text) > 1 << 16
+    direct = gpt2._core.encode(text)
+    tokenizer = feedline.Tokenizer("gpt2")
+    tokenizer._core = WithoutGil(gpt2._core)
+    ids = tokenizer.encode(text)
+    assert ids == direct and all(type(each) is int for each in ids[:10])
+    assert tokenizer(text) == {"input_ids": direct, "attention_mask": [1] * len(direct)}
+    with pytest.raises(UnicodeEncodeError):
+        tokenizer.encode("x" * (1 << 16) + "\ud800")
 
 
 def test_files_match_the_program(gpt2, tmp_path):
@@ -124,3 +161,51 @@ def test_bad_lines_and_existing_outputs(tmp_path):
     fine = write_documents(tmp_path / "many.jsonl", 20_000, seed=4)
     with pytest.raises(RuntimeError, match="from the caller"):
         feedline.preprocess(fine, tmp_path / "stopped", workers=1, progress=stop)
+
+
+def interrupt(out_prefix, folder):
+    """Interrupts a call that has written documents of an input without an end."""
+    fifo = folder / "endless.jsonl"
+    os.mkfifo(fifo)
+    holder = os.open(fifo, os.O_RDWR | os.O_NONBLOCK)
+
+    def feed(progress):
+        if progress.documents:
+            raise RuntimeError("from the caller")
+        with contextlib.suppress(BlockingIOError):
+            os.write(holder, b'{"text": "one line"}\n' * 1000)
+
+    try:
+        with pytest.raises(RuntimeError, match="from the caller"):
+            feedline.preprocess(fifo, out_prefix, workers=1, progress=feed)
+    finally:
+        os.close(holder)
+
+
+def test_an_interrupted_run_is_restarted(tmp_path):
+    out, lines = tmp_path / "out", write_documents(tmp_path / "lines.jsonl", 300, seed=5)
+    feedline.preprocess(lines, tmp_path / "whole", append_eod=True, progress=False)
+    interrupt(out, tmp_path)
+    options = {"append_eod": True, "progress": False}
+    for resume in (False, True):  # its input and settings were others
+        with pytest.raises(feedline.InterruptedRunError):
+            feedline.preprocess(lines, out, resume=resume, **options)
+    with pytest.raises(ValueError, match="expected resume as True, False or 'restart', found 'no'"):
+        feedline.preprocess(lines, out, resume="no", **options)
+    report = feedline.preprocess(lines, out, resume="restart", **options)
+    assert report["documents"] == 300 and report["resumed"] is False
+    for suffix in (".bin", ".idx"):
+        found = (tmp_path / f"out_text_document{suffix}").read_bytes()
+        assert found == (tmp_path / f"whole_text_document{suffix}").read_bytes()
+    with pytest.raises(FileExistsError) as raised:  # complete outputs are not discarded
+        feedline.preprocess(lines, out, resume="restart", **options)
+    assert not isinstance(raised.value, feedline.InterruptedRunError)
+
+
+def test_workers_are_checked(tmp_path):
+    lines = write_documents(tmp_path / "lines.jsonl", 10, seed=5)
+    for workers in (0, -1, 1 << 64):
+        with pytest.raises(ValueError, match=f"expected workers .*, found {workers}"):
+            feedline.preprocess(lines, tmp_path / "out", workers=workers, progress=False)
+    report = feedline.preprocess(lines, tmp_path / "out", workers=np.int64(2), progress=False)
+    assert report["workers"] == 2

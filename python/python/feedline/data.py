@@ -4,22 +4,23 @@ from __future__ import annotations
 
 import atexit
 import json
+import numbers
 import operator
 import os
 import weakref
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, Self, SupportsIndex, TypeAlias
 
 from feedline import _feedline
 from feedline.errors import OtherDataError
-from feedline.tokens import Tokenizer, Url, split_spec, text_of
+from feedline.tokens import INTEGER_MAX, Tokenizer, Url, integer_of, split_spec, text_of
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
 Arrays: TypeAlias = "dict[str, npt.NDArray[Any]]"
-Blend: TypeAlias = Sequence[tuple[float, Url]] | Sequence[Url] | Mapping[str, float]
+Blend: TypeAlias = Sequence[tuple[float, Url] | list[Any]] | Sequence[Url] | Mapping[str, float]
 Part: TypeAlias = Literal["train", "valid", "test"]
 Objective: TypeAlias = Literal["lm", "span-corruption", "encdec", "mlm"]
 
@@ -27,6 +28,8 @@ FAMILIES = {"lm": "gpt", "span-corruption": "t5", "encdec": "t5", "mlm": "bert"}
 # The bound for ids of a corpus without a named tokenizer.
 VOCAB_SIZE_MAX = 1 << 24
 PREFETCH_BYTES = 512 << 20
+# The samples of a batch of all ranks, a product of two such counts, fit 64 bits.
+COUNT_MAX = (1 << 32) - 1
 # Flat arrays of a batch: the first offset of each document, over all rows.
 OFFSETS = ("cu_seqlens", "enc_cu_seqlens", "dec_cu_seqlens")
 
@@ -52,10 +55,10 @@ def open(
     """Opens token files as samples in a training order.
 
     Args:
-        source: The prefix of a ``.bin`` and ``.idx``; a blend, as ``[(0.7, "a"), (0.3, "b")]``,
-            ``{"a": 0.7, "b": 0.3}`` or, of equal weights, ``["a", "b"]``; or the TOML of a run of
-            ``trainer``, whose settings apply unless they are given here. A prefix may be on
-            S3 (``s3://bucket/prefix``).
+        source: The prefix of a ``.bin`` and ``.idx``; a blend, as ``[(0.7, "a"), (0.3, "b")]``
+            with tuples or lists, ``{"a": 0.7, "b": 0.3}`` or, of equal weights, ``["a", "b"]``; or
+            the TOML of a run of ``trainer``, whose settings apply unless they are given here. A
+            prefix may be on S3 (``s3://bucket/prefix``).
         sequence_length: Tokens of a sample; of an encoder with T5. Required with a prefix.
         num_samples: Samples that the order is built for, as in Megatron: a longer run has another
             order. Default: one epoch; with a TOML, those of the run.
@@ -85,12 +88,16 @@ def open(
         CorruptError: The files do not match their formats.
         ValueError: A setting is out of its range, or the corpus is not of this objective.
     """
+    sequence_length = _integer("sequence_length", sequence_length, 1)
+    decoder_sequence_length = _integer("decoder_sequence_length", decoder_sequence_length, 1)
+    vocab_size = _integer("vocab_size", vocab_size, 1)
+    random_seed = _integer("random_seed", random_seed, 0)
     names = {
         "index_split": index_split,
-        "num_samples": num_samples,
+        "num_samples": _integer("num_samples", num_samples, 0),
         "order": order,
         "cached": cache,
-        "prefetch_bytes": prefetch_bytes,
+        "prefetch_bytes": _integer("prefetch_bytes", prefetch_bytes, 0),
     }
     data = {"split": split, "objective": objective, "cache_dir": _path(path_to_cache), **data}
     if (run := _run_file(source)) is not None:
@@ -281,6 +288,9 @@ class Loader:
         prefetch_seconds: How long the training loop could continue without further reads.
         prefetch_bytes: The most memory for that.
         timeout: Seconds after which a wait for a batch raises `StalledError`.
+
+    Raises:
+        ValueError: An argument is out of its range.
     """
 
     def __init__(
@@ -295,15 +305,18 @@ class Loader:
         prefetch_bytes: int = PREFETCH_BYTES,
         timeout: float = 300.0,
     ) -> None:
+        def integer(name: str, value: int, minimum: int, maximum: int = COUNT_MAX) -> int:
+            return integer_of(value, name, "load batches", minimum=minimum, maximum=maximum)
+
         self.dataset = dataset
         self._core = _feedline.Loader(
             dataset._core_of_process,
-            micro_batch_size,
-            data_parallel_rank,
-            data_parallel_size,
-            samples_consumed,
+            integer("micro_batch_size", micro_batch_size, 1),
+            integer("data_parallel_rank", data_parallel_rank, 0),
+            integer("data_parallel_size", data_parallel_size, 1),
+            integer("samples_consumed", samples_consumed, 0, INTEGER_MAX),
             prefetch_seconds,
-            prefetch_bytes,
+            integer("prefetch_bytes", prefetch_bytes, 0, INTEGER_MAX),
             timeout,
         )
         self._process = os.getpid()
@@ -317,6 +330,14 @@ class Loader:
         return self
 
     def __next__(self) -> Arrays:
+        """The next batch. After an error, the next call tries the same batch again.
+
+        Raises:
+            StopIteration: The run has no further batch.
+            StalledError: There was no data within the timeout.
+            CorruptError: The bytes differ from their checksum.
+            ClosedError: The loader was closed.
+        """
         batch = self._core.next_batch()
         if batch is None:
             raise StopIteration
@@ -342,10 +363,15 @@ class Loader:
 
         Raises:
             OtherDataError: It is of other data; the text names what differs.
+            ValueError: It is no state of a loader.
         """
+        _check_state(state)
         if state["fingerprint"] != self.dataset.fingerprint:
-            raise OtherDataError(_difference(state.get("data", {}), self.dataset.identity))
-        self._core.samples_consumed = state["samples_consumed"]
+            raise OtherDataError(_difference(state.get("data"), self.dataset.identity))
+        consumed = state["samples_consumed"]
+        self._core.samples_consumed = integer_of(
+            consumed, "samples_consumed", "load the state of a loader"
+        )
 
     def metrics(self) -> dict[str, Any]:
         """Counters since the first batch: bytes, requests, waits, prefetched samples."""
@@ -396,7 +422,21 @@ def _row(name: str, array: Any, row: int, batch: Arrays) -> Any:
     return array[of_row] - row * length
 
 
-def _difference(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> str:
+def _check_state(state: Any) -> None:
+    if not isinstance(state, Mapping):
+        found = f"a value of the type {type(state).__name__}"
+    elif "samples_consumed" in state and "fingerprint" in state:
+        return
+    else:
+        found = ", ".join(str(key) for key in state) or "no keys"
+    raise ValueError(
+        "cannot load the state of a loader: expected a mapping with samples_consumed and "
+        f"fingerprint, found {found} (hint: pass what state_dict() returned)"
+    )
+
+
+def _difference(theirs: Any, ours: Mapping[str, Any]) -> str:
+    theirs = theirs if isinstance(theirs, Mapping) else {}
     names = [name for name in {**ours, **theirs} if theirs.get(name) != ours.get(name)]
     found = ", ".join(f"{name} = {json.dumps(theirs.get(name))}" for name in names)
     expected = ", ".join(f"{name} = {json.dumps(ours.get(name))}" for name in names)
@@ -404,6 +444,11 @@ def _difference(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> str:
         f"cannot load the state of a loader: expected {expected or 'the same data'}, found "
         f"{found or 'another fingerprint'} (hint: open the data that the state was saved with)"
     )
+
+
+def _integer(name: str, value: SupportsIndex | None, minimum: int) -> int | None:
+    """An argument of `open` as an int of Python, if it is given."""
+    return None if value is None else integer_of(value, name, "open samples", minimum=minimum)
 
 
 def _path(url: Url | None) -> str | None:
@@ -426,7 +471,7 @@ def _corpora(source: Url | Blend) -> tuple[list[dict[str, Any]], str]:
     elif isinstance(source, Mapping):
         parts = [(weight, path) for path, weight in source.items()]
     else:
-        parts = [part if isinstance(part, tuple) else (1.0, part) for part in source]
+        parts = [_weighted(part) for part in source]
     paths = [text_of(path) for _, path in parts]
     weights = [float(weight) for weight, _ in parts]
     corpora = [
@@ -435,12 +480,36 @@ def _corpora(source: Url | Blend) -> tuple[list[dict[str, Any]], str]:
     return corpora, ", ".join(paths)
 
 
+def _weighted(part: Any) -> tuple[float, Url]:
+    if not isinstance(part, tuple | list):
+        return 1.0, part
+    try:
+        weight, prefix = part
+        return float(weight), prefix
+    except (TypeError, ValueError):
+        raise ValueError(
+            f"cannot open a blend: expected pairs of a weight and a prefix, found {part!r}"
+        ) from None
+
+
 def _toml(value: Any) -> str:
     if isinstance(value, Mapping):
         items = [f"{key} = {_toml(item)}" for key, item in value.items() if item is not None]
         return "{ " + ", ".join(items) + " }"
     if isinstance(value, list | tuple):
         return "[" + ", ".join(_toml(item) for item in value) + "]"
-    if isinstance(value, os.PathLike):
-        value = text_of(value)
-    return json.dumps(value)
+    if isinstance(value, str | os.PathLike):
+        # JSON's escapes are TOML's, but for pairs of surrogates and for U+007F.
+        return json.dumps(text_of(value), ensure_ascii=False).replace("\x7f", "\\u007f")
+    if hasattr(value, "item"):  # a scalar of numpy, whose bool is no bool of Python
+        value = value.item()
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, numbers.Integral):
+        return str(int(value))
+    if isinstance(value, numbers.Real):
+        return repr(float(value))
+    raise TypeError(
+        "cannot open samples: expected settings of strings, numbers, bools, lists and "
+        f"dictionaries, found a value of the type {type(value).__name__}"
+    )

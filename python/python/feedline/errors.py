@@ -15,7 +15,8 @@ class CorruptError(FeedlineError, OSError):
 
 
 class StalledError(FeedlineError, TimeoutError):
-    """A store returned no data within the timeout. The call may be repeated."""
+    """A store returned no data within the timeout. After this and any other error of a `Loader`,
+    the next call tries the same batch again."""
 
 
 class ClosedError(FeedlineError, ValueError):
@@ -39,4 +40,5 @@ class AbortedError(FeedlineError):
 
 
 class InterruptedRunError(FeedlineError, FileExistsError):
-    """An earlier run of the same outputs was interrupted; resume it or restart."""
+    """An earlier `preprocess` of the same outputs was interrupted: pass ``resume=True`` to continue
+    it, or ``resume="restart"`` to discard it."""

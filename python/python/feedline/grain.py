@@ -43,11 +43,11 @@ class BatchIterator(grain.DatasetIterator[Arrays]):
         self._loader = loader
 
     def __next__(self) -> Arrays:
-        """The next batch.
+        """The next batch. After an error, the next call tries the same batch again.
 
         Raises:
             StopIteration: The run has no further batch.
-            StalledError: There was no data within the timeout. The call may be repeated.
+            StalledError: There was no data within the timeout.
             CorruptError: The bytes differ from their checksum.
         """
         return next(self._loader)
@@ -61,6 +61,7 @@ class BatchIterator(grain.DatasetIterator[Arrays]):
 
         Raises:
             OtherDataError: It is of other data; the text names what differs.
+            ValueError: It is no state of a loader.
         """
         self._loader.load_state_dict(state)
 

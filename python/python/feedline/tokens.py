@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import operator
 import os
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias, overload
+from typing import TYPE_CHECKING, Any, SupportsIndex, TypeAlias, overload
 
 from feedline import _feedline
 
@@ -14,19 +15,53 @@ if TYPE_CHECKING:
 
 Url: TypeAlias = str | os.PathLike[str]
 
+INTEGER_MAX = (1 << 63) - 1
+# Longer texts are encoded without the GIL. Shorter ones take a few milliseconds at most.
+DIRECT_CHARACTERS_MAX = 1 << 16
+
 
 def text_of(url: Url) -> str:
     """A path or a URL as text.
 
     Raises:
-        ValueError: It is a URL of which `pathlib` has dropped a slash.
+        ValueError: It is a URL of which `pathlib` has dropped a slash, or it is not UTF-8.
     """
     text = os.fspath(url)
     if text.startswith("s3:/") and not text.startswith("s3://"):
         raise ValueError(
             f"cannot use {url!r}: expected s3://BUCKET/PREFIX (hint: pass a URL as a str)"
         )
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(
+            f"cannot use {text!r}: expected a name in UTF-8, found {text[error.start]!r} at "
+            f"character {error.start} (hint: rename the file)"
+        ) from None
     return text
+
+
+def integer_of(
+    value: SupportsIndex,
+    name: str,
+    action: str,
+    *,
+    minimum: int = 0,
+    maximum: int = INTEGER_MAX,
+) -> int:
+    """An argument as an int of Python, also if it is one of numpy.
+
+    Raises:
+        TypeError: It is no integer.
+        ValueError: It is out of its range.
+    """
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        raise TypeError(f"cannot {action}: expected {name} as an integer, found {value!r}")
+    found = operator.index(value)
+    if not minimum <= found <= maximum:
+        limit = f">= {minimum}" if found < minimum else f"<= {maximum}"
+        raise ValueError(f"cannot {action}: expected {name} {limit}, found {found}")
+    return found
 
 
 class TokenBatch(Sequence["npt.NDArray[np.uint32]"]):
@@ -150,18 +185,21 @@ class Tokenizer:
         return self._core.identifiers
 
     def encode(self, text: str) -> list[int]:
-        """The ids of one text."""
-        return self._core.encode(text)
+        """The ids of one text. Other threads run during the call if the text is long."""
+        if len(text) <= DIRECT_CHARACTERS_MAX:
+            return self._core.encode(text)
+        ids: list[int] = self._core.encode_batch([text], 1)[0].tolist()
+        return ids
 
     def encode_batch(self, texts: Sequence[str], *, num_threads: int | None = None) -> TokenBatch:
         """The ids of many texts, encoded on all cores or `num_threads` threads, without the GIL.
 
         Raises:
             TypeError: An item is no string.
-            ValueError: A text cannot be encoded.
+            ValueError: A text cannot be encoded, or `num_threads` is negative.
         """
         texts = texts if isinstance(texts, list) else list(texts)
-        threads = num_threads or os.cpu_count() or 1
+        threads = integer_of(num_threads or os.cpu_count() or 1, "num_threads", "encode texts")
         return TokenBatch(*self._core.encode_batch(texts, threads))
 
     def __call__(self, texts: str | Sequence[str]) -> dict[str, list[Any]]:
@@ -176,9 +214,17 @@ class Tokenizer:
         """The text of ids. Invalid UTF-8, such as half a character, becomes U+FFFD.
 
         Raises:
-            ValueError: An id is not below `vocab_size`.
+            ValueError: An id is negative or not below `vocab_size`.
         """
-        return self._core.decode_bytes(ids).decode(errors="replace")
+        try:
+            return self._core.decode_bytes(ids).decode(errors="replace")
+        except OverflowError:
+            last = self.vocab_size - 1
+            found = next(token for token in ids if not 0 <= token <= last)
+            hint = "remove labels of -100 first" if found < 0 else "use the tokenizer of the ids"
+            raise ValueError(
+                f"cannot decode tokens: expected ids from 0 to {last}, found {found} (hint: {hint})"
+            ) from None
 
     def decode_batch(self, batch: Sequence[Sequence[int]]) -> list[str]:
         """The text of each of several lists of ids."""

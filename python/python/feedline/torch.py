@@ -104,9 +104,11 @@ class Loader(IterableDataset[dict[str, torch.Tensor]]):
     def __next__(self) -> dict[str, torch.Tensor]:
         """The next batch: tensors of the shape ``[micro_batch_size, ...]``.
 
+        After an error, the next call tries the same batch again.
+
         Raises:
             StopIteration: The run has no further batch.
-            StalledError: There was no data within the timeout. The call may be repeated.
+            StalledError: There was no data within the timeout.
             CorruptError: The bytes differ from their checksum.
         """
         loader = self.loader
@@ -132,6 +134,7 @@ class Loader(IterableDataset[dict[str, torch.Tensor]]):
 
         Raises:
             OtherDataError: It is of other data; the text names what differs.
+            ValueError: It is no state of a loader.
         """
         self.loader.load_state_dict(state)
         self._consumed = self.loader.samples_consumed

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 from feedline import _feedline
-from feedline.tokens import Tokenizer, Url, arguments_of, text_of
+from feedline.tokens import Tokenizer, Url, arguments_of, integer_of, text_of
 
 
 class Progress(NamedTuple):
@@ -40,7 +40,7 @@ def preprocess(
     workers: int | None = None,
     shard: tuple[int, int] | None = None,
     on_bad_line: Literal["fail", "skip"] = "fail",
-    resume: bool = False,
+    resume: bool | Literal["restart"] = False,
     progress: OnProgress = None,
 ) -> dict[str, Any]:
     """Tokenizes JSON lines to Megatron's ``.bin`` and ``.idx``, byte for byte, on all cores.
@@ -59,7 +59,9 @@ def preprocess(
         workers: Threads. Default: one per core. The outputs do not depend on it.
         shard: ``(index, count)``: only this part of the inputs.
         on_bad_line: Whether a bad line ends the call or is counted and skipped.
-        resume: Whether to continue an interrupted call with the same arguments.
+        resume: ``True`` continues an interrupted call with the same arguments. ``"restart"``
+            discards its outputs and starts again, also with other arguments. Complete outputs are
+            never discarded. If no call was interrupted, both start from the first input.
         progress: ``None``: a line on a terminal or in a notebook. ``False``: nothing. A function:
             it is called with `Progress` about twenty times a second.
 
@@ -72,6 +74,13 @@ def preprocess(
         ValueError: A line, a vocabulary or a setting is bad; the text names the file and the byte.
     """
     paths = [inputs] if isinstance(inputs, str | os.PathLike) else list(inputs)
+    if isinstance(resume, str) and resume != "restart":
+        raise ValueError(
+            f"cannot preprocess files: expected resume as True, False or 'restart', found "
+            f"{resume!r}"
+        )
+    if workers is not None:
+        workers = integer_of(workers, "workers", "preprocess files", minimum=1)
     if not isinstance(tokenizer, Tokenizer):
         tokenizer = Tokenizer(tokenizer)
     settings = {
@@ -83,7 +92,7 @@ def preprocess(
         "workers": workers,
         "shard": None if shard is None else f"{shard[0]}/{shard[1]}",
         "on_bad_line": on_bad_line,
-        "interrupted": "resume" if resume else "refuse",
+        "interrupted": resume if resume == "restart" else "resume" if resume else "refuse",
     }
     with _Line("preprocess", progress) as line:
         report = _feedline.preprocess(

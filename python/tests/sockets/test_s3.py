@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import _thread
 import logging
+import socket
+import socketserver
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -30,7 +33,8 @@ class Server:
     """A server of S3 with one bucket, and a client for it."""
 
     def __init__(self, endpoint: str, credentials: Path) -> None:
-        self._options = f"?endpoint={endpoint}&credentials={credentials}&profile=default"
+        self.endpoint = endpoint
+        self._credentials = credentials
         self.client: Any = boto3.client(
             "s3",
             endpoint_url=endpoint,
@@ -40,8 +44,9 @@ class Server:
             config=botocore.config.Config(proxies={}),
         )
 
-    def url(self, key: str, bucket: str = BUCKET) -> str:
-        return f"s3://{bucket}/{key}{self._options}"
+    def url(self, key: str, bucket: str = BUCKET, endpoint: str | None = None) -> str:
+        options = f"endpoint={endpoint or self.endpoint}&credentials={self._credentials}"
+        return f"s3://{bucket}/{key}?{options}&profile=default"
 
     def keys(self, prefix: str) -> list[str]:
         found = self.client.list_objects_v2(Bucket=BUCKET, Prefix=prefix).get("Contents", [])
@@ -66,6 +71,53 @@ def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         yield found
     finally:
         server.stop()
+
+
+class Proxy(socketserver.ThreadingTCPServer):
+    """Passes connections on to a server, until it `hangs`: then nothing is passed on."""
+
+    daemon_threads = True
+    block_on_close = False
+
+    def __init__(self, endpoint: str) -> None:
+        super().__init__(("127.0.0.1", 0), PassOn)
+        host, port = endpoint.removeprefix("http://").split(":")
+        self.target = (host, int(port))
+        self.endpoint = f"http://127.0.0.1:{self.server_address[1]}"
+        self.passes = threading.Event()
+        self.passes.set()
+        self.was_asked = threading.Event()
+
+    def hang(self) -> None:
+        self.was_asked.clear()
+        self.passes.clear()
+
+
+class PassOn(socketserver.BaseRequestHandler):
+    def handle(self) -> None:
+        with socket.create_connection(self.server.target) as target:
+            back = threading.Thread(target=self._copy, args=(target, self.request), daemon=True)
+            back.start()
+            self._copy(self.request, target)
+
+    def _copy(self, source: socket.socket, target: socket.socket) -> None:
+        try:
+            while content := source.recv(1 << 16):
+                self.server.was_asked.set()
+                self.server.passes.wait()
+                target.sendall(content)
+            target.shutdown(socket.SHUT_WR)
+        except OSError:
+            pass
+
+
+@pytest.fixture
+def proxy(s3: Server) -> Iterator[Proxy]:
+    with Proxy(s3.endpoint) as server:
+        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}).start()
+        yield server
+        server.passes.set()
+        server.shutdown()
 
 
 def a_state() -> dict[str, Any]:
@@ -136,6 +188,28 @@ def test_workers_after_fork_read_from_the_server(s3: Server, corpus: str) -> Non
     loader = DataLoader(remote, num_workers=2, multiprocessing_context="fork", timeout=60)
     found = [batch["tokens"][0] for batch in loader]
     assert torch.equal(torch.stack(found), torch.stack(expected))
+
+
+def test_an_interrupted_read_leaves_the_dataset_usable(
+    s3: Server, proxy: Proxy, corpus: str
+) -> None:
+    for suffix in (".bin", ".idx"):
+        s3.client.upload_file(corpus + suffix, BUCKET, "hanging/corpus" + suffix)
+    options = {"sequence_length": 64, "num_samples": 100, "random_seed": 5, "cache": False}
+    url = s3.url("hanging/corpus", endpoint=proxy.endpoint)
+    remote, local = feedline.open(url, **options), feedline.open(corpus, **options)
+    remote[50]
+
+    def interrupt() -> None:
+        proxy.was_asked.wait()
+        _thread.interrupt_main()
+
+    proxy.hang()
+    threading.Thread(target=interrupt, daemon=True).start()
+    with pytest.raises(KeyboardInterrupt):
+        remote[7]
+    proxy.passes.set()
+    np.testing.assert_array_equal(remote[7]["tokens"], local[7]["tokens"])
 
 
 def test_a_step_is_saved_and_loaded(s3: Server) -> None:

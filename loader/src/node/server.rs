@@ -314,7 +314,7 @@ impl NodeServerState {
             Ok(Err(e)) => self.close(RingEnd::Failed(e.to_string())),
             Err(TryRecvError::Empty) => self.note(0),
             Err(TryRecvError::Disconnected) => {
-                self.close(RingEnd::Failed(Error::ThreadPanicked.to_string()))
+                self.close(RingEnd::Failed(Error::ThreadPanicked.to_string()));
             }
         }
         self.batch.is_some()

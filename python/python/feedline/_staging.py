@@ -8,6 +8,7 @@ of the copy before the optimizer's next step.
 from __future__ import annotations
 
 import copy
+import dataclasses
 import mmap
 import os
 import threading
@@ -240,9 +241,10 @@ class _Copy:
             module: Any = sharded_tensor
             shards = zip(copies, tensor.local_shards(), strict=True)
             make = module.ShardedTensor._init_from_local_shards_and_global_metadata
+            is_pinned = any(local.is_pinned() for local in copies)
             return make(  # type: ignore[no-any-return]
-                [module.Shard(local, shard.metadata) for local, shard in shards],
-                tensor.metadata(),
+                [module.Shard(local, _on_host(shard.metadata)) for local, shard in shards],
+                _metadata_on_host(tensor.metadata(), is_pinned),
                 process_group=tensor._process_group,
             )
         return copies[0]
@@ -337,6 +339,23 @@ def _locals(tensor: Any) -> list[torch.Tensor]:
     if _is_sharded(tensor):
         return [shard.tensor for shard in tensor.local_shards()]
     return [tensor]
+
+
+def _metadata_on_host(metadata: Any, is_pinned: bool) -> Any:
+    """The metadata of a `ShardedTensor` whose shards are copies in host memory."""
+    return dataclasses.replace(
+        metadata,
+        shards_metadata=[_on_host(shard) for shard in metadata.shards_metadata],
+        tensor_properties=dataclasses.replace(
+            metadata.tensor_properties, pin_memory=is_pinned, requires_grad=False
+        ),
+    )
+
+
+def _on_host(shard: Any) -> Any:
+    """The metadata of a shard in host memory: ``rank:3/cpu`` for ``rank:3/cuda:1``."""
+    owner, _, _ = str(shard.placement).rpartition("/")
+    return type(shard)(list(shard.shard_offsets), list(shard.shard_sizes), f"{owner}/cpu")
 
 
 def _is_dtensor(tensor: torch.Tensor) -> bool:

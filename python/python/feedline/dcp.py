@@ -20,10 +20,13 @@ pickle, unless ``allow_pickle=True``.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import io
 import json
 import logging
+import math
+import multiprocessing
 import os
 import secrets
 import threading
@@ -68,6 +71,9 @@ __all__ = ["StorageReader", "StorageWriter", "release_staging"]
 _BLOB = "dcp.json"
 """The blob of the first writer: the names of the tensors in the state, and who has which value."""
 
+_STEP_MAX = 999_999_999_999
+"""The largest number with the 12 digits of a step's folder."""
+
 _SCRATCH_BYTES = 512 << 20
 """Memory for tensors that cannot be read in place: of a GPU, of another type, or with strides."""
 
@@ -88,14 +94,19 @@ class _Orders:
     """The processes of all writers, so that each detects the death of another."""
     names: bytes
     """Compressed JSON: the names of the tensors; only for the first writer."""
+    room: tuple[int, int]
+    """The bytes of all tensors, and the number of their chunks."""
 
 
 class StorageWriter(StagesCopies, _StorageWriter):
     """Writes one step by `dcp.save` or `dcp.async_save`, in threads or processes.
 
-    Each rank makes its files durable, then the step is committed for all of them or for none. If a
-    rank fails or dies, the save of the others ends within seconds, and the last step stays.
-    With `async_save`, it also copies the state, into memory that is reused by the next step.
+    Each rank makes its files durable, then the step is committed for all of them or for none. If
+    that fails, the last step stays. If a rank raises an error, the save of the others ends within
+    seconds. After a kill of a rank, this is so only if all ranks share a machine and see each
+    other's process ids. Across machines, the save ends when the heartbeat of that rank times out,
+    after about a minute. With `async_save`, it also copies the state, into memory that is reused by
+    the next step.
 
     A step has at most 1,000,000 chunks of tensors: the weights and moments of 300 parameters, each
     sharded over 1,024 ranks, are 921,600. With more ranks, shard within groups of them (HSDP).
@@ -103,14 +114,17 @@ class StorageWriter(StagesCopies, _StorageWriter):
     Args:
         folder: The folder of steps: a path or a URL. Each step is a folder in it.
         step: The number of this step; a step that exists is not overwritten.
-        meta: JSON that is stored with the step, for `feedline.ckpt.Step.meta`.
+        meta: JSON that is stored with the step, for `feedline.ckpt.Step.meta`. Integers are from
+            -2**63 to 2**64 - 1.
         allow_pickle: Whether values that JSON cannot store are pickled. Reading them needs the
             same permission, for a pickle can run any code.
         timeout: Seconds after which a save that waits for other ranks fails.
-        keep_last: How many of the newest steps each save keeps; it deletes the others.
+        keep_last: How many of the newest steps each save keeps; it deletes the others. A save of a
+            step before the newest one logs a warning and deletes none.
         drain_to: A second folder, such as ``s3://bucket/run``, to which a thread copies each step
             after its commit. Steps that it lacks are not deleted. A step that cannot be copied is
-            logged, and the next copy retries it.
+            logged, and the next copy retries it. With ``AsyncCheckpointerType.PROCESS``, the copy
+            is part of the save, because threads of that process are killed at exit.
         shard_bytes_max: The most bytes of tensors in a file.
         optimizer: For `async_save`: the optimizer that alone changes the parameters. Parameters
             and its state are then copied while the loop computes gradients, and its next step
@@ -121,9 +135,11 @@ class StorageWriter(StagesCopies, _StorageWriter):
         FolderHeldError: Another run saves into this folder.
         AbortedError: Another rank has failed; the text has its error.
         OSError: The store failed, or is full (``ENOSPC``), which is checked before writing.
-        ValueError: A tensor or a value that cannot be stored; the text names it.
+        ValueError: An argument is out of its range, or a tensor or a value cannot be stored; the
+            text names it.
 
-    All are wrapped in `dcp.api.CheckpointException`, with the rank that raised them.
+    All but those of the constructor are wrapped in `dcp.api.CheckpointException`, with the rank
+    that raised them.
     """
 
     def __init__(
@@ -142,7 +158,7 @@ class StorageWriter(StagesCopies, _StorageWriter):
         super().__init__()
         self.folder = text_of(folder)
         self.step = int(step)
-        self.checkpoint_id = f"{self.folder.rstrip('/')}/step-{self.step:012}"
+        self.checkpoint_id = step_url(self.folder, self.step)
         self._meta = json.dumps(meta, allow_nan=False)
         self._allow_pickle = allow_pickle
         self._timeout = float(timeout)
@@ -151,7 +167,16 @@ class StorageWriter(StagesCopies, _StorageWriter):
         self._options = {"shard_bytes_max": int(shard_bytes_max)}
         self._optimizer = optimizer
         # Invalid arguments raise here, where DCP does not wrap the exception.
+        self._check_arguments()
+        _check_integers(meta, "meta")
         open_folder(self.folder, **self._options)
+
+    def _check_arguments(self) -> None:
+        _check("step", self.step, 0 <= self.step <= _STEP_MAX, f"a number from 0 to {_STEP_MAX}")
+        _check("timeout", self._timeout, 0 < self._timeout < math.inf, "a finite number above 0")
+        keep_last, bytes_max = self._keep_last, self._options["shard_bytes_max"]
+        _check("keep_last", keep_last, keep_last is None or keep_last >= 1, "at least 1, or None")
+        _check("shard_bytes_max", bytes_max, bytes_max >= 1, "at least 1")
 
     def __getstate__(self) -> dict[str, Any]:
         # For another process, to which the copy is sent separately.
@@ -168,7 +193,18 @@ class StorageWriter(StagesCopies, _StorageWriter):
         return StorageMeta(checkpoint_id=self.checkpoint_id)
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
-        """The step is that of the constructor: DCP's own names of checkpoints are only logged."""
+        """Checks the ``checkpoint_id`` of a save. The step is always that of the constructor.
+
+        Raises:
+            ValueError: It names another step or another folder.
+        """
+        if checkpoint_id is None:
+            return
+        name = text_of(checkpoint_id)
+        folder, step = _feedline.split_step(name) or (name, self.step)
+        is_own_step = step == self.step and _is_same_folder(folder, self.folder)
+        if not is_own_step and not _is_same_folder(name, self.folder):
+            raise _conflict(self, "save", name)
 
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
         if not kwargs.get("use_collectives", True):
@@ -189,8 +225,10 @@ class StorageWriter(StagesCopies, _StorageWriter):
         packed = zlib.compress(json.dumps(recipe).encode(), 1)
         token = secrets.token_hex(8)
         members = [cast(str, plan.storage_data) for plan in plans]
+        sizes = [_bytes_of(item) for plan in plans for item in plan.items]
+        room = (sum(sizes), len(sizes))
         orders = [
-            _Orders(packed, writer, token, members, b"" if writer else zlib.compress(names))
+            _Orders(packed, writer, token, members, b"" if writer else zlib.compress(names), room)
             for writer in range(len(plans))
         ]
         _last_plans.keep(plans)
@@ -214,6 +252,8 @@ class StorageWriter(StagesCopies, _StorageWriter):
         )
         folder = open_folder(self.folder, **self._options)
         try:
+            if orders.writer == 0:  # the others would count what it has written
+                folder.check_room(self.step, *orders.room)
             self.synchronize_staging()
             tensors, blobs = self._contents(plan, planner, orders)
             arrays = [bytes_of(tensor) for tensor in tensors]
@@ -230,19 +270,33 @@ class StorageWriter(StagesCopies, _StorageWriter):
             self._after_commit(folder)
         results = []
         for item in plan.items:
-            data = item.tensor_data
-            size = 0 if data is None else _bytes(data.chunk.sizes, data.properties.dtype)
-            results.append(WriteResult(item.index, size, self.step))
+            results.append(WriteResult(item.index, _bytes_of(item), self.step))
         return _done(results)
 
     def _after_commit(self, folder: Any) -> None:
         if self._keep_last is not None:
             try:
-                folder.retain(self._keep_last, None, self._drain_to)
+                self._retain(folder, self._keep_last)
             except Exception as error:  # the step is saved; the next save tries again
                 _log.warning("%s: old steps are not deleted: %s", self, error)
         if self._drain_to is not None:
             _drains.start(self.folder, self._drain_to)
+
+    def _retain(self, folder: Any, keep_last: int) -> None:
+        # After a rollback, steps of the abandoned run are newer than this one, which retention
+        # would delete.
+        newest = folder.open(None)
+        if newest is not None and newest.step == self.step:
+            folder.retain(keep_last, None, self._drain_to)
+            return
+        found = "none" if newest is None else f"step {newest.step}"
+        _log.warning(
+            "%s: old steps are not deleted: expected step %d as the newest one, found %s (hint: "
+            "move later steps of an abandoned run away)",
+            self,
+            self.step,
+            found,
+        )
 
     def _contents(
         self, plan: SavePlan, planner: SavePlanner, orders: _Orders
@@ -293,13 +347,20 @@ class StorageReader(_StorageReader):
         self, folder: Url, step: int | None = None, *, allow_pickle: bool = False
     ) -> None:
         super().__init__()
-        # Errors must be raised here: DCP hides those of `read_metadata`.
-        self._step = open_step(folder, step)
-        self._allow_pickle = allow_pickle
         self.folder = text_of(folder)
-        self.step: int = self._step.step
-        self.checkpoint_id = self._step.folder
-        self._names, self._values = _read_names(self._step)
+        self._allow_pickle = allow_pickle
+        named = _feedline.split_step(self.folder)
+        self._steps_folder = self.folder if named is None else named[0]
+        self._is_newest = named is None and step is None
+        # Errors must be raised here: DCP hides those of `read_metadata`.
+        self._open(step)
+
+    def _open(self, step: int | None) -> None:
+        found = open_step(self.folder, step)
+        self._names, self._values = _read_names(found)
+        self._step = found
+        self.step: int = found.step
+        self.checkpoint_id = found.folder
 
     def __repr__(self) -> str:
         return f"StorageReader({self.folder!r}, {self.step})"
@@ -309,7 +370,21 @@ class StorageReader(_StorageReader):
         return True
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
-        """The step is that of the constructor."""
+        """Checks the ``checkpoint_id`` of a load. If the constructor had no step, it may name one.
+
+        Raises:
+            ValueError: It names another step or another folder.
+            FileNotFoundError: There is no such step.
+        """
+        if checkpoint_id is None:
+            return
+        name = text_of(checkpoint_id)
+        folder, step = _feedline.split_step(name) or (name, self.step)
+        is_known = step == self.step or self._is_newest
+        if not is_known or not _is_same_folder(folder, self._steps_folder):
+            raise _conflict(self, "load", name)
+        if step != self.step:
+            self._open(step)
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
         if kwargs.get("rank") is not None:
@@ -490,20 +565,44 @@ class _Drains:
         with self._lock:
             is_running = pair in self._has_new_steps
             self._has_new_steps[pair] = True
-        if not is_running:
-            threading.Thread(target=self._run, args=pair, name="feedline-drain").start()
+        if is_running:
+            return
+        # The threads of a daemonic process are killed when the program exits.
+        if not multiprocessing.current_process().daemon:
+            with contextlib.suppress(RuntimeError):  # the process cannot have more threads
+                threading.Thread(
+                    target=self._run_thread, args=(pair,), name="feedline-drain"
+                ).start()
+                return
+        self._run(pair)
 
-    def _run(self, source: str, target: str) -> None:
-        while True:
+    def _run_thread(self, pair: tuple[str, str]) -> None:
+        try:
+            self._run(pair)
+        except BaseException as error:  # Python would print it, but not log it
+            _log.error("the copy of steps to %s has ended: %r", pair[1], error)
+
+    def _run(self, pair: tuple[str, str]) -> None:
+        try:
+            while self._takes_new_steps(pair):
+                try:
+                    ckpt.drain(*pair, progress=False)
+                except Exception as error:
+                    _log.error("a step is not copied: %s", error)
+        except BaseException:
+            # Otherwise no later save would start a copy.
             with self._lock:
-                if not self._has_new_steps[source, target]:
-                    del self._has_new_steps[source, target]
-                    return
-                self._has_new_steps[source, target] = False
-            try:
-                ckpt.drain(source, target, progress=False)
-            except Exception as error:
-                _log.error("a step is not copied: %s", error)
+                self._has_new_steps.pop(pair, None)
+            raise
+
+    def _takes_new_steps(self, pair: tuple[str, str]) -> bool:
+        """Whether there are new steps. If there are none, the copy of this pair has ended."""
+        with self._lock:
+            if self._has_new_steps[pair]:
+                self._has_new_steps[pair] = False
+                return True
+            del self._has_new_steps[pair]
+            return False
 
 
 _log = logging.getLogger("feedline.ckpt")
@@ -590,6 +689,60 @@ def _whole(dtype: str, shape: list[int]) -> TensorStorageMetadata:
     size = torch.Size(shape)
     chunk = ChunkStorageMetadata(torch.Size([0] * len(shape)), size)
     return TensorStorageMetadata(TensorProperties(dtype=DTYPES[dtype]), size, [chunk])
+
+
+def _check(name: str, value: object, is_valid: bool, expected: str) -> None:
+    if not is_valid:
+        raise ValueError(f"cannot use {name}: expected {expected}, found {value}")
+
+
+def _check_integers(value: Any, place: str) -> None:
+    """Raises for an integer that JSON of the step could only store as a float."""
+    if isinstance(value, int) and not -(1 << 63) <= value < 1 << 64:
+        raise ValueError(
+            f"cannot save {place}: expected an integer from -2**63 to 2**64 - 1, found {value} "
+            "(hint: store it as a string)"
+        )
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            _check_integers(inner, f"{place}[{key!r}]")
+    elif isinstance(value, list | tuple):
+        for index, inner in enumerate(value):
+            _check_integers(inner, f"{place}[{index}]")
+
+
+def step_url(folder: str, step: int) -> str:
+    """The folder of a step. The options of a URL are at its end."""
+    path, mark, options = folder.partition("?") if "://" in folder else (folder, "", "")
+    return f"{path.rstrip('/')}/step-{step:012}{mark}{options}"
+
+
+def _is_same_folder(name: str, folder: str) -> bool:
+    """Whether a name means a folder. Without the options of a URL, it is in the same store."""
+    (path, options), (own_path, own_options) = _parsed(name), _parsed(folder)
+    return path == own_path and options in ("", own_options)
+
+
+def _parsed(name: str) -> tuple[str, str]:
+    """A folder, spelled in one way, and the options of a URL."""
+    options = ""
+    if name.startswith(("file:", "s3://")):
+        name, _, options = name.partition("?")
+    if name.startswith("s3://"):
+        return name.rstrip("/"), options
+    return os.path.realpath(name.removeprefix("file://").removeprefix("file:")), options
+
+
+def _conflict(storage: StorageReader | StorageWriter, verb: str, name: str) -> ValueError:
+    return ValueError(
+        f"cannot {verb} {storage.checkpoint_id}: expected this step as checkpoint_id, found {name} "
+        f"(hint: leave checkpoint_id out; {type(storage).__name__} has the folder and the step)"
+    )
+
+
+def _bytes_of(item: WriteItem) -> int:
+    data = item.tensor_data
+    return 0 if data is None else _bytes(data.chunk.sizes, data.properties.dtype)
 
 
 def _bytes(sizes: torch.Size, dtype: torch.dtype) -> int:

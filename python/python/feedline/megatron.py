@@ -26,6 +26,7 @@ import os
 import re
 import shutil
 import tempfile
+import weakref
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import timedelta
@@ -259,8 +260,6 @@ class SaveStrategy(strategies.TorchDistSaveShardedStrategy):
         super().__init__(*(("torch_dist", 1) if has_backend else ()))
         self.backend, self.version = "torch_dist", 1
         self._options = options
-        self._background: ThreadPoolExecutor | None = None
-        self._group: Any = None
 
     def save(self, sharded_state_dict: Any, checkpoint_dir: str | Path, **_: Any) -> None:
         """Saves, and returns when the step is complete. All ranks call it."""
@@ -283,15 +282,12 @@ class SaveStrategy(strategies.TorchDistSaveShardedStrategy):
         Returns:
             The ``AsyncRequest``, whose finalize functions raise the error of the save.
         """
-        if self._background is None:
-            # Collectives of a thread need their own group.
-            timeout = timedelta(seconds=self._options.get("timeout", 1800))
-            self._group = torch.distributed.new_group(backend="gloo", timeout=timeout)
-            self._background = ThreadPoolExecutor(1, "feedline-save")
+        background = _Background.of_default_group()
+        group = background.group(self._options.get("timeout", 1800))
         shards = self._main_replicas(sharded_state_dict)
         copies = _copied(shards)
         lock = _ProcessLock()
-        future = self._background.submit(self._save, copies, checkpoint_dir, self._group)
+        future = background.executor.submit(self._save, copies, checkpoint_dir, group)
         future.add_done_callback(lambda _: lock.release())
         return _request_type(async_strategy)(_wait_for, (lock.path,), [_Outcome(future)])
 
@@ -311,6 +307,32 @@ class SaveStrategy(strategies.TorchDistSaveShardedStrategy):
             planner=planner,
             process_group=group,
         )
+
+
+class _Background:
+    """The thread of all saves in the background, and its process groups. Megatron-LM makes a new
+    strategy for each save."""
+
+    _all: weakref.WeakKeyDictionary[Any, _Background] = weakref.WeakKeyDictionary()
+    """By the default process group, with which the others are destroyed."""
+
+    def __init__(self) -> None:
+        self.executor = ThreadPoolExecutor(1, "feedline-save")
+        self._groups: dict[float, Any] = {}
+
+    @classmethod
+    def of_default_group(cls) -> _Background:
+        default = torch.distributed.group.WORLD
+        if default not in cls._all:
+            cls._all[default] = cls()
+        return cls._all[default]
+
+    def group(self, timeout: float) -> Any:
+        """A group for the collectives of the thread. All ranks call it."""
+        if timeout not in self._groups:
+            limit = timedelta(seconds=timeout)
+            self._groups[timeout] = torch.distributed.new_group(backend="gloo", timeout=limit)
+        return self._groups[timeout]
 
 
 class LoadStrategy(strategies.TorchDistLoadShardedStrategy):

@@ -6,12 +6,23 @@
 >>> load_file("run/ckpt")["lm_head.weight"]      # the weights of the newest step, verified
 
 Every reader of safetensors can open the files of `save_file`. A file appears when all of it is
-durable. Its metadata has a CRC-64 of each tensor, which `load_file` and `get_tensor` compare; files
-of other programs have none. Files are read with direct I/O by several threads.
+durable. Files are read with direct I/O by several threads.
+
+The metadata of a file has a CRC-64 of each tensor, as ``feedline.crc64``, and the length of the
+file, as ``feedline.file_bytes``. `load_file` and `get_tensor` compare the checksums of each whole
+tensor; `safe_open.metadata` leaves both strings out. Another program may copy them into a file of
+its own, with other tensors. So they only count in a file as `save_file` writes it:
+
+- The data begin at a multiple of 4,096 bytes.
+- The 8 bytes before the data are spaces. The package safetensors pads with at most 7.
+- The file has the length in its metadata.
+
+Files that `save_file` has written without the length are recognized by the multiple of 4,096.
 """
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 import os
@@ -19,6 +30,7 @@ import secrets
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import torch
 
 from feedline import _feedline
@@ -32,7 +44,13 @@ __all__ = ["load_file", "load_model", "safe_open", "save_file", "save_model"]
 _CHECKSUMS = "feedline.crc64"
 """The key of the checksums in the metadata: JSON of hexadecimal digits by the tensors' names."""
 
+_FILE_BYTES = "feedline.file_bytes"
+"""The key of the length of the file in the metadata: 16 hexadecimal digits."""
+
 _ALIGN_BYTES = 4096
+
+_PADDING_BYTES = 8
+"""The fewest spaces at the end of a header. Other programs align it to 8 bytes, with up to 7."""
 
 
 def save_file(
@@ -67,9 +85,7 @@ def save_file(
             "data_offsets": [at, at + len(part)],
         }
         at += len(part)
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-(len(text) + 8) % _ALIGN_BYTES)
-    head = len(text).to_bytes(8, "little") + text
+    head = _packed(header, at)
     if "://" in name:
         _feedline.write_file(name, head, parts)
         return
@@ -86,6 +102,17 @@ def save_file(
         os.fsync(folder)
     finally:
         os.close(folder)
+
+
+def _packed(header: dict[str, Any], data_bytes: int) -> bytes:
+    """The bytes before the data. The length of the file is added to the metadata."""
+    head = b""
+    for _ in range(2):  # the first one has the length of the second one
+        header["__metadata__"][_FILE_BYTES] = f"{len(head) + data_bytes:016x}"
+        text = json.dumps(header, separators=(",", ":")).encode() + b" " * _PADDING_BYTES
+        text += b" " * (-(len(text) + 8) % _ALIGN_BYTES)
+        head = len(text).to_bytes(8, "little") + text
+    return head
 
 
 def load_file(filename: Url, device: str | int | torch.device = "cpu") -> dict[str, torch.Tensor]:
@@ -264,7 +291,8 @@ class _FileTensors:
         }
 
     def metadata(self) -> dict[str, str]:
-        return dict(self._file.metadata())
+        strings = dict(self._file.metadata())
+        return {key: strings[key] for key in strings if key not in (_CHECKSUMS, _FILE_BYTES)}
 
     def entry(self, name: str) -> tuple[str, list[int]]:
         if name not in self.entries:
@@ -278,7 +306,7 @@ class _FileTensors:
         arrays = {name: bytes_of(tensor) for name, tensor in tensors.items()}
         order = sorted(arrays, key=lambda name: self.entries[name][2])
         self._file.read([(self.entries[name][2], arrays[name]) for name in order])
-        checksums = json.loads(self.metadata().get(_CHECKSUMS, "{}"))
+        checksums = self._checksums
         known = [name for name in order if name in checksums]
         found = _feedline.crc64_all([arrays[name] for name in known])
         for name, value in zip(known, found, strict=True):
@@ -287,6 +315,30 @@ class _FileTensors:
                     f"cannot read tensor '{name}' of {self._file.file}: expected CRC-64 "
                     f"{checksums[name]} as in its metadata, found {value:016x}"
                 )
+
+    @functools.cached_property
+    def _checksums(self) -> dict[str, str]:
+        """The checksums, by the tensors' names. Empty if another program has written the file."""
+        strings = dict(self._file.metadata())
+        if _CHECKSUMS not in strings or not self.entries:
+            return {}
+        start = min(begin for *_, begin, _ in self.entries.values())
+        file_bytes = max(end for *_, end in self.entries.values())
+        if start % _ALIGN_BYTES:
+            return {}
+        if _FILE_BYTES in strings:
+            padding = np.empty(_PADDING_BYTES, np.uint8)
+            self._file.read([(start - _PADDING_BYTES, padding)])
+            is_padded = padding.tobytes() == b" " * _PADDING_BYTES
+            if not is_padded or strings[_FILE_BYTES] != f"{file_bytes:016x}":
+                return {}
+        try:
+            checksums: dict[str, str] = json.loads(strings[_CHECKSUMS])
+        except ValueError as error:
+            raise CorruptError(
+                f"cannot read the checksums of {self._file.file}: expected JSON, found {error}"
+            ) from error
+        return checksums
 
     def read_box(self, name: str, spans: list[list[int]]) -> torch.Tensor:
         """Reads whole rows of the first axis, and slices them in memory."""

@@ -31,7 +31,7 @@ import feedline
 from feedline import _feedline
 from feedline._staging import StagesCopies
 from feedline.ckpt import open_folder
-from feedline.dcp import StorageReader, StorageWriter
+from feedline.dcp import StorageReader, StorageWriter, step_url
 from feedline.torch import Loader
 
 __all__ = ["CheckpointManager", "DataLoader"]
@@ -311,7 +311,7 @@ class CheckpointManager(checkpoint.CheckpointManager):
         return max(-1 if newest is None else newest.step, _newest_stock_step(folder))
 
     def _create_checkpoint_id(self, step: int, folder: str = "") -> str:
-        return f"{(folder or self.folder).rstrip('/')}/step-{step:012}"
+        return step_url(folder or self.folder, step)
 
     def _existing_id(self, step: int) -> str:
         """The step, or torchtitan's own checkpoint of this number if there is no such step."""

@@ -7,7 +7,10 @@ import copy
 import datetime
 import io
 import json
+import math
+import multiprocessing
 import random
+import re
 import subprocess
 import sys
 import threading
@@ -19,12 +22,16 @@ import pytest
 import safetensors.torch
 import torch
 import torch.distributed.checkpoint as dcp
+from torch.distributed._shard import sharded_tensor
+from torch.distributed._shard.metadata import ShardMetadata
+from torch.distributed._shard.sharded_tensor.metadata import ShardedTensorMetadata, TensorProperties
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
 from torch.distributed.checkpoint.state_dict_loader import _load_state_dict_from_keys
+from torch.distributed.remote_device import _remote_device
 
 import feedline
-from feedline import ckpt
+from feedline import _staging, ckpt
 from feedline.dcp import StorageReader, StorageWriter, release_staging
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
@@ -92,6 +99,12 @@ def raised(failure: dcp.api.CheckpointException) -> BaseException:
     """The exception of a rank, from that of DCP."""
     ((exception, _),) = failure.failures.values()
     return exception
+
+
+def wait_for_drains() -> None:
+    for thread in threading.enumerate():
+        if thread.name == "feedline-drain":
+            thread.join(60)
 
 
 def test_a_state_is_loaded_as_saved(tmp_path: Path) -> None:
@@ -284,13 +297,113 @@ def test_keep_last_deletes_old_steps(tmp_path: Path) -> None:
     assert [line["step"] for line in ckpt.ls(tmp_path)["steps"]] == [2, 3]
 
 
+def test_a_save_after_a_rollback_deletes_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    # Retention is by number: with one step to keep, it would delete the step that was just saved.
+    for step in (100, 200):
+        save({"w": torch.ones(2)}, tmp_path, step)
+    with caplog.at_level("WARNING"):
+        save({"w": torch.ones(2)}, tmp_path, 150, keep_last=1)
+    assert "expected step 150 as the newest one, found step 200" in caplog.text
+    assert [line["step"] for line in ckpt.ls(tmp_path)["steps"]] == [100, 150, 200]
+    save({"w": torch.ones(2)}, tmp_path, 250, keep_last=1)
+    assert [line["step"] for line in ckpt.ls(tmp_path)["steps"]] == [250]
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"step": -1}, "cannot use step: expected a number from 0 to 999999999999, found -1"),
+        ({"step": 10**12}, "found 1000000000000"),
+        ({"timeout": 0}, "cannot use timeout: expected a finite number above 0, found 0.0"),
+        ({"timeout": math.inf}, "found inf"),
+        ({"timeout": math.nan}, "found nan"),
+        ({"keep_last": 0}, "cannot use keep_last: expected at least 1, or None, found 0"),
+        ({"shard_bytes_max": 0}, "cannot use shard_bytes_max: expected at least 1, found 0"),
+        ({"meta": {"a": [1, {"b": 2**64}]}}, "cannot save meta['a'][1]['b']: expected an integer"),
+        ({"meta": -(2**63) - 1}, "cannot save meta: .* found -9223372036854775809"),
+    ],
+)
+def test_invalid_arguments_are_refused_by_name(
+    tmp_path: Path, options: dict[str, Any], text: str
+) -> None:
+    pattern = text if ".*" in text else re.escape(text)
+    with pytest.raises(ValueError, match=pattern):
+        StorageWriter(tmp_path, **{"step": 1, **options})
+
+
+def test_the_largest_integers_are_loaded_as_saved(tmp_path: Path) -> None:
+    meta = {"numbers": [2**64 - 1, -(2**63), 2**53 + 1], "flag": True}
+    save({"w": torch.ones(2)}, tmp_path, 10**12 - 1, meta=meta)
+    assert ckpt.open(tmp_path).meta == meta
+
+
+def test_a_checkpoint_id_is_that_of_the_writer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "ckpt"
+    name = "step-000000000007"
+    others = ["ckpt/step-000000000008", f"other/{name}", "other", name, "7", folder.parent]
+    for wrong in others:
+        with pytest.raises(ValueError, match=f"cannot save ckpt/{name}: expected this step"):
+            StorageWriter("ckpt", 7).reset(wrong)
+    for own in (None, f"ckpt/{name}", f"./ckpt/{name}/", folder / name, folder, "ckpt/"):
+        writer = StorageWriter("ckpt", 7)
+        writer.reset(own)
+    dcp.save({"w": torch.ones(2)}, checkpoint_id=folder / name, storage_writer=writer)
+    with pytest.raises(ValueError, match="cannot save"):
+        dcp.save({"w": torch.ones(2)}, checkpoint_id="8", storage_writer=StorageWriter("ckpt", 8))
+    assert [line["step"] for line in ckpt.ls(folder)["steps"]] == [7]
+
+    for text in (f"file://{folder}", f"file://{folder}?direct=off", "ckpt", f"{folder}/"):
+        writer = StorageWriter(text, 7)
+        writer.reset(writer.checkpoint_id)
+        writer.reset(f"{folder}/{name}")
+    writer = StorageWriter("s3://bucket/run/?endpoint=http://127.0.0.1:9", 7)
+    assert writer.checkpoint_id == f"s3://bucket/run/{name}?endpoint=http://127.0.0.1:9"
+    writer.reset(writer.checkpoint_id)
+    writer.reset(f"s3://bucket/run/{name}")
+    for wrong in (f"s3://other/run/{name}", f"s3://bucket/run/{name}?endpoint=http://other"):
+        with pytest.raises(ValueError, match="leave checkpoint_id out"):
+            writer.reset(wrong)
+
+
+def test_a_checkpoint_id_may_name_the_step_of_a_reader(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for step in (1, 2):
+        save({"w": torch.full((2,), float(step))}, tmp_path / "ckpt", step)
+    first, second = "ckpt/step-000000000001", tmp_path / "ckpt/step-000000000002"
+
+    def loaded(reader: StorageReader, checkpoint_id: Any) -> float:
+        found = {"w": torch.zeros(2)}
+        dcp.load(found, checkpoint_id=checkpoint_id, storage_reader=reader)
+        return found["w"][0].item()
+
+    newest = StorageReader("ckpt")
+    names = (None, tmp_path / "ckpt", first, second)
+    assert [loaded(newest, each) for each in names] == [2, 2, 1, 2]
+    for fixed in (StorageReader("ckpt", 1), StorageReader(first)):
+        own = (None, first, tmp_path / first, "./ckpt/", fixed.checkpoint_id)
+        assert [loaded(fixed, each) for each in own] == [1] * len(own)
+        with pytest.raises(ValueError, match=f"{first}: expected this step"):
+            loaded(fixed, second)
+    for wrong in ("other", "other/step-000000000002", "2"):
+        with pytest.raises(ValueError, match="leave checkpoint_id out"):
+            loaded(newest, wrong)
+    with pytest.raises(FileNotFoundError):
+        loaded(newest, "ckpt/step-000000000003")
+    assert loaded(newest, None) == 2
+
+
 def test_steps_are_copied_to_a_second_folder(tmp_path: Path) -> None:
     near, far = tmp_path / "near", tmp_path / "far"
     for step in range(3):
         save(a_state(step), near, step, keep_last=1, drain_to=far)
-    for thread in threading.enumerate():
-        if thread.name == "feedline-drain":
-            thread.join(60)
+    wait_for_drains()
     assert [line["step"] for line in ckpt.ls(far)["steps"]] == [0, 1, 2]
     assert ckpt.verify(far)["ok"] and ckpt.diff(near, far)["same"]
     assert ckpt.retain(near, 1, drain_to=far) in ([], [1], [0, 1])
@@ -299,8 +412,53 @@ def test_steps_are_copied_to_a_second_folder(tmp_path: Path) -> None:
     save(a_state(), near, 3)
     (file,) = (near / "step-000000000003").glob("other-*")
     file.write_bytes(file.read_bytes()[:-1] + b"x")
-    with pytest.raises(feedline.FeedlineError, match="cannot copy step 3"):
+    with pytest.raises(feedline.CorruptError, match="not copied to .*: 3"):
         ckpt.drain(near, far, progress=False)
+
+
+def test_the_process_of_a_save_copies_before_it_returns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The process that DCP starts is daemonic: the program kills it, with its threads, at exit.
+    drain, threads = ckpt.drain, []
+
+    def recorded(*arguments: Any, **options: Any) -> list[int]:
+        threads.append(threading.current_thread())
+        return drain(*arguments, **options)
+
+    monkeypatch.setattr(ckpt, "drain", recorded)
+    monkeypatch.setitem(multiprocessing.current_process()._config, "daemon", True)
+    for step in range(2):
+        save({"w": torch.ones(2)}, tmp_path / "near", step, drain_to=tmp_path / "far")
+    assert threads == [threading.current_thread()] * 2
+    assert [line["step"] for line in ckpt.ls(tmp_path / "far")["steps"]] == [0, 1]
+
+
+def test_an_interrupted_copy_does_not_prevent_later_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def interrupted(*_: Any, **__: Any) -> list[int]:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, caplog.at_level("ERROR"):
+        patch.setattr(ckpt, "drain", interrupted)
+        save({"w": torch.ones(2)}, tmp_path / "near", 0, drain_to=tmp_path / "far")
+        wait_for_drains()
+    assert "KeyboardInterrupt()" in caplog.text
+    save({"w": torch.ones(2)}, tmp_path / "near", 1, drain_to=tmp_path / "far")
+    wait_for_drains()
+    assert [line["step"] for line in ckpt.ls(tmp_path / "far")["steps"]] == [0, 1]
+
+
+def test_without_threads_a_step_is_copied_by_the_save(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def cannot_start(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", cannot_start)
+    save({"w": torch.ones(2)}, tmp_path / "near", 0, drain_to=tmp_path / "far")
+    assert [line["step"] for line in ckpt.ls(tmp_path / "far")["steps"]] == [0]
 
 
 def test_a_missing_step_raises(tmp_path: Path) -> None:
@@ -488,6 +646,34 @@ def test_a_copy_may_wait_for_the_optimizer(
             dcp.load(found, storage_reader=StorageReader(tmp_path, step))
             assert_equal(found["model"], dict(expected["model"]))
             assert_equal(found["optim"], expected["optim"])
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+def test_copies_of_shards_are_on_the_host(tmp_path: Path) -> None:
+    # torch refuses a shard whose memory is not where its metadata place it.
+    shards = [ShardMetadata([4 * n, 0], [4, 2], f"rank:{n}/cuda:{n}") for n in range(2)]
+    properties = TensorProperties(torch.bfloat16, requires_grad=True)
+    metadata = ShardedTensorMetadata(shards, torch.Size([8, 2]), properties)
+    before = copy.deepcopy(metadata)
+    found = _staging._metadata_on_host(metadata, is_pinned=True)
+    assert [str(shard.placement) for shard in found.shards_metadata] == ["rank:0/cpu", "rank:1/cpu"]
+    assert [shard.shard_offsets for shard in found.shards_metadata] == [[0, 0], [4, 0]]
+    expected = TensorProperties(torch.bfloat16, requires_grad=False, pin_memory=True)
+    assert found.tensor_properties == expected and found.size == metadata.size
+    assert metadata == before
+
+    torch.distributed.init_process_group(
+        "gloo", store=torch.distributed.HashStore(), rank=0, world_size=1
+    )
+    try:
+        local = torch.ones(8, 2, requires_grad=True)
+        shard = sharded_tensor.Shard.from_tensor_and_offsets(local, [0, 0], 0)
+        tensor = sharded_tensor.init_from_local_shards([shard], 8, 2)
+        for each in (*tensor.metadata().shards_metadata, shard.metadata):
+            each.placement = _remote_device("rank:0/cuda:0")
+        staged = StorageWriter(tmp_path, 1).stage({"w": tensor})["w"]
+        assert staged.local_tensor().sum() == 16 and not staged.local_tensor().requires_grad
     finally:
         torch.distributed.destroy_process_group()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import io
 import json
 import multiprocessing
@@ -11,6 +12,7 @@ import subprocess
 import sys
 import threading
 import types
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -219,6 +221,38 @@ def test_a_failed_background_save_is_raised_at_its_end(
     with pytest.raises(CheckpointException, match="no disk"):
         request.execute_sync()
     assert not dist_checkpointing.check_is_distributed_checkpoint(str(folder))
+
+
+def test_saves_in_the_background_share_a_group(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Megatron-LM makes a strategy for each save. A group has threads and connections until the end.
+    groups = []
+    new_group = dist.new_group
+
+    def counted(*args: Any, **options: Any) -> Any:
+        groups.append(new_group(*args, **options))
+        return groups[-1]
+
+    monkeypatch.setattr(dist, "new_group", counted)
+    for change in range(2):
+        state = state_of(0, 1, 0, change)
+        dist_checkpointing.save(
+            state, str(folder), SaveStrategy(), async_sharded_save=True
+        ).execute_sync()
+        load_and_compare(str(folder), 0, 1, 0, change)
+    assert len(groups) == 1
+
+    # The group ends with the default one.
+    group = weakref.ref(groups.pop())
+    dist.destroy_process_group()
+    gc.collect()
+    assert group() is None
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    dist_checkpointing.save(
+        state, str(folder), SaveStrategy(), async_sharded_save=True
+    ).execute_sync()
+    assert len(groups) == 1
 
 
 def test_a_process_waits_for_the_lock_of_another() -> None:

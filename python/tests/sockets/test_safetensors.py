@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
@@ -128,6 +129,87 @@ def test_corruption_is_detected_by_checksums_in_the_metadata(tmp_path: Path) -> 
         ours.load_file(file)
     with pytest.raises(FileNotFoundError):
         ours.load_file(tmp_path / "none.safetensors")
+
+
+@pytest.mark.parametrize("reads", [ours, safetensors])
+def test_checksums_that_another_program_copies_are_ignored(tmp_path: Path, reads: object) -> None:
+    source, target = tmp_path / "a.safetensors", tmp_path / "b.safetensors"
+    tensors = {"w": torch.zeros(1000), "b": torch.zeros(3)}
+    ours.save_file(tensors, source, {"a": "b"})
+    with reads.safe_open(source, "pt") as file:  # type: ignore[attr-defined]
+        metadata = file.metadata()
+    changed = {name: tensor + 1 for name, tensor in tensors.items()}
+    theirs.save_file(changed, target, metadata)
+    assert_same(ours.load_file(target), changed)
+    with ours.safe_open(target) as file:
+        assert file.metadata() == {"a": "b"}
+        assert torch.equal(file.get_tensor("b"), changed["b"])
+    ours.save_file(changed, target, metadata)
+    assert_same(ours.load_file(target), changed)
+
+
+def split(file: Path) -> tuple[dict[str, dict[str, str]], int, bytes]:
+    """The header of a file, its length, and the data."""
+    bytes = file.read_bytes()
+    length = int.from_bytes(bytes[:8], "little")
+    return json.loads(bytes[8 : 8 + length]), length, bytes[8 + length :]
+
+
+def join(file: Path, header: dict[str, dict[str, str]], length: int, data: bytes) -> None:
+    text = json.dumps(header, separators=(",", ":")).encode().ljust(length)
+    assert len(text) == length
+    file.write_bytes(length.to_bytes(8, "little") + text + data)
+
+
+def test_checksums_count_in_files_as_they_are_written(tmp_path: Path) -> None:
+    file = tmp_path / "model.safetensors"
+    ours.save_file({"w": torch.zeros(1000)}, file)
+    header, length, _ = split(file)
+    strings, changed = header["__metadata__"], bytes(3999) + b"?"
+    for byte in (0, 3999):
+        join(file, header, length, bytes(byte) + b"?" + bytes(3999 - byte))
+        with pytest.raises(feedline.CorruptError, match="CRC-64"):
+            ours.load_file(file)
+
+    # The header of another program with the same length: without spaces at its end.
+    strings["pad"] = ""
+    strings["pad"] = "x" * (length - len(json.dumps(header, separators=(",", ":"))))
+    join(file, header, length, changed)
+    assert ours.load_file(file)["w"][-1] != 0
+
+    # The length of another file.
+    del strings["pad"]
+    strings["feedline.file_bytes"] = f"{1:016x}"
+    join(file, header, length, changed)
+    assert ours.load_file(file)["w"][-1] != 0
+
+    # Earlier versions wrote no length, and as few spaces as possible.
+    del strings["feedline.file_bytes"]
+    free = length - len(json.dumps(header, separators=(",", ":"))) - len(',"pad":""')
+    for more in ({}, {"pad": "x" * free}):
+        earlier = {**header, "__metadata__": {**strings, **more}}
+        join(file, earlier, length, bytes(4000))
+        assert ours.load_file(file)["w"].sum() == 0
+        join(file, earlier, length, changed)
+        with pytest.raises(feedline.CorruptError, match="CRC-64"):
+            ours.load_file(file)
+    strings["feedline.crc64"] = "no JSON"
+    join(file, header, length, changed)
+    with pytest.raises(feedline.CorruptError, match="checksums"):
+        ours.load_file(file)
+
+
+def test_a_header_ends_with_spaces(tmp_path: Path) -> None:
+    file = tmp_path / "model.safetensors"
+    for free in range(10):  # bytes up to the next multiple of 4,096
+        ours.save_file({"w": torch.ones(3)}, file, {"pad": ""})
+        text = json.dumps(split(file)[0], separators=(",", ":"))
+        pad = "x" * (4096 - 8 - len(text) - free)
+        ours.save_file({"w": torch.ones(3)}, file, {"pad": pad})
+        _, length, data = split(file)
+        assert 8 + length == (8192 if free < 8 else 4096) and len(data) == 12
+        assert file.read_bytes()[length : 8 + length] == b" " * 8
+        assert ours.load_file(file)["w"].sum() == 3
 
 
 def test_the_options_of_a_url_are_not_its_name() -> None:

@@ -258,8 +258,8 @@ def test_values_that_cannot_be_saved_are_refused(corpus: str, tmp_path: Path) ->
 
 def test_folders_may_be_in_a_bucket(corpus: str) -> None:
     manager = Run(corpus, "s3://bucket/run?endpoint=http://127.0.0.1:9&region=x").manager
-    folder = manager.folder
-    assert manager._create_checkpoint_id(7) == f"{folder}/step-000000000007"
+    path, options = manager.folder.split("?")
+    assert manager._create_checkpoint_id(7) == f"{path}/step-000000000007?{options}"
 
 
 def test_a_manager_may_be_disabled(tmp_path: Path) -> None:

@@ -70,7 +70,8 @@ impl HomeProcess {
     }
 }
 
-/// A stop signal that several calls share. It is cleared when a call begins and no other is running.
+/// A stop signal that several calls share. It is cleared when a call begins and no other is
+/// running.
 #[derive(Debug, Default)]
 pub(crate) struct SharedStop {
     pub(crate) signal: StopSignal,

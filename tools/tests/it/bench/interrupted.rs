@@ -64,11 +64,14 @@ fn benchmarks_remove_their_files() {
             let inputs = &report["inputs"];
             assert_eq!(inputs["bytes_per_step"], 128 << 20, "{report}");
             assert_eq!(inputs["memory_bytes"], 64 << 20, "{report}");
-            for way in ["there", "back", "both"] {
-                assert!(inputs[way]["bytes_per_s"].as_f64().unwrap() > 0.0, "{way}: {report}");
-                let fio = ["fio_bytes_per_s", "of_fio"].map(|key| inputs[way][key].as_f64());
+            for direction in ["writes", "reads", "both"] {
+                assert!(
+                    inputs[direction]["bytes_per_s"].as_f64().unwrap() > 0.0,
+                    "{direction}: {report}"
+                );
+                let fio = ["fio_bytes_per_s", "of_fio"].map(|key| inputs[direction][key].as_f64());
                 let is_there = fio.map(|value| value.is_some_and(|value| value > 0.0));
-                assert_eq!(is_there, [tools::bench::fio::is_there(); 2], "{way}: {report}");
+                assert_eq!(is_there, [tools::bench::fio::is_there(); 2], "{direction}: {report}");
             }
         }
     }

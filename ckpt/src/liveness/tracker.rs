@@ -13,7 +13,13 @@ pub(crate) struct LivenessTracker {
     /// The number of all writers, for messages.
     writers: usize,
     silence_max: Duration,
+    started: Option<Instant>,
 }
+
+/// How many times the longest silence a process of another machine may take until its first
+/// heartbeat: before it, a writer copies tensors to its memory, and the first one waits for the
+/// lease.
+const FIRST_SILENCES: u32 = 10;
 
 #[derive(Debug)]
 struct Seen {
@@ -27,13 +33,14 @@ impl LivenessTracker {
     /// Tracks writers `0..first` of `writers`.
     pub(crate) fn new(first: usize, writers: usize, patience: LivenessTimeouts) -> Self {
         let seen = (0..first).map(|_| None).collect();
-        LivenessTracker { seen, writers, silence_max: patience.silence_max }
+        LivenessTracker { seen, writers, silence_max: patience.silence_max, started: None }
     }
 
-    /// The same for writers whose processes are known before their first heartbeat: one of this
-    /// machine that dies before its first heartbeat is detected as well. `members` are those of all
-    /// writers, or none.
-    pub(crate) fn expecting(mut self, members: &[ProcessIdentity]) -> Self {
+    /// The same for writers whose processes are known before their first heartbeat: one that dies
+    /// before it is detected as well, on this machine at once. `members` are those of all writers,
+    /// or none.
+    pub(crate) fn expecting(mut self, members: &[ProcessIdentity], now: Instant) -> Self {
+        self.started = Some(now);
         for (writer, (seen, owner)) in self.seen.iter_mut().zip(members).enumerate() {
             let name = format!("{writer:05}-{owner}");
             *seen = Some(Seen { name, since: None, owner: Some(owner.clone()) });
@@ -61,10 +68,17 @@ impl LivenessTracker {
     pub(crate) fn dead(&self, done: &HashSet<usize>, now: Instant) -> Option<String> {
         let silent = |(writer, seen): (usize, &Option<Seen>)| {
             let seen = seen.as_ref().filter(|_| !done.contains(&writer))?;
-            let silence = seen.since.map_or(Duration::ZERO, |at| now.saturating_duration_since(at));
-            let why = if seen.owner.as_ref().is_some_and(|owner| owner.life() == Liveness::Dead) {
+            let life = seen.owner.as_ref().map_or(Liveness::Unknown, ProcessIdentity::life);
+            let since = |at: Instant| now.saturating_duration_since(at);
+            let (silence, most) = match seen.since {
+                Some(at) => (since(at), self.silence_max),
+                // A process of this machine that lives will join, or die.
+                None if life != Liveness::Unknown => (Duration::ZERO, self.silence_max),
+                None => (self.started.map_or(Duration::ZERO, since), self.first_max()),
+            };
+            let why = if life == Liveness::Dead {
                 "process is dead".to_owned()
-            } else if silence >= self.silence_max {
+            } else if silence >= most {
                 format!("no heartbeat for {} s", silence.as_secs_f64().round())
             } else {
                 return None;
@@ -73,6 +87,10 @@ impl LivenessTracker {
         };
         let all: Vec<String> = self.seen.iter().enumerate().filter_map(silent).collect();
         (!all.is_empty()).then(|| all.join("; "))
+    }
+
+    fn first_max(&self) -> Duration {
+        self.silence_max.saturating_mul(FIRST_SILENCES)
     }
 
     /// Describes the writers that have not finished their part at the deadline.
@@ -130,12 +148,29 @@ mod tests {
         parts[1] = "1";
         parts.reverse();
         let dead = ProcessIdentity::parse(&parts.join(".")).unwrap();
-        let tracker = LivenessTracker::new(2, 2, patience).expecting(&[own.clone(), dead]);
+        let tracker = LivenessTracker::new(2, 2, patience).expecting(&[own.clone(), dead], started);
         let text = tracker.dead(&HashSet::new(), started).unwrap();
         assert!(text.starts_with("writer 1 of 2") && text.ends_with("process is dead"), "{text}");
-        let tracker = LivenessTracker::new(2, 2, patience).expecting(&[own.clone(), own]);
+        let tracker = LivenessTracker::new(2, 2, patience).expecting(&[own.clone(), own], started);
         assert_eq!(tracker.dead(&HashSet::new(), started + 2 * patience.silence_max), None);
         assert!(tracker.late(&HashSet::from([0])).ends_with("never joined"));
+    }
+
+    /// Whether it lives cannot be seen, and its first heartbeat may follow a long copy.
+    #[test]
+    fn writer_of_another_machine_that_never_joins_is_reported() {
+        let (started, patience) = (Instant::now(), LivenessTimeouts::default());
+        let members =
+            [ProcessIdentity::new(), ProcessIdentity::parse("node-1.m.b.1.77.5.0").unwrap()];
+        let at = |s| started + Duration::from_secs(s);
+        let mut tracker = LivenessTracker::new(2, 2, patience).expecting(&members, started);
+        let none = HashSet::new();
+        assert_eq!(tracker.dead(&none, at(599)), None);
+        let expected = "writer 1 of 2 (process 77 on node-1): no heartbeat for 600 s";
+        assert_eq!(tracker.dead(&none, at(600)).as_deref(), Some(expected));
+        tracker.record(&["00001-node-1.m.b.1.77.5.1".to_owned()], at(599));
+        assert_eq!(tracker.dead(&none, at(658)), None);
+        assert!(tracker.dead(&none, at(659)).is_some());
     }
 
     #[test]

@@ -87,7 +87,7 @@ impl JointSave<'_> {
 
     fn wait_for_announce(&self) -> Result<AnnouncedSave> {
         let tracker = LivenessTracker::new(1, self.plan.writers(), self.steps.patience);
-        let tracker = tracker.expecting(self.members);
+        let tracker = tracker.expecting(self.members, Instant::now());
         let announce = loop {
             self.check_not_aborted()?;
             self.control.check()?;

@@ -385,8 +385,8 @@ impl JointSave<'_> {
     fn wait_for_parts(&self) -> Result<Vec<WriterOutput>> {
         let writers = self.plan.writers();
         let tracker = LivenessTracker::new(writers, writers, self.steps.patience);
-        let mut tracker = tracker.expecting(self.members);
         let (alive, waited) = (self.rendezvous.key("alive")?, Instant::now());
+        let mut tracker = tracker.expecting(self.members, waited);
         let mut polled_at: Option<Instant> = None;
         loop {
             let mut done = HashSet::from([0]);

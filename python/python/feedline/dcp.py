@@ -105,8 +105,11 @@ class StorageWriter(StagesCopies, _StorageWriter):
     that fails, the last step stays. If a rank raises an error, the save of the others ends within
     seconds. After a kill of a rank, this is so only if all ranks share a machine and see each
     other's process ids. Across machines, the save ends when the heartbeat of that rank times out,
-    after about a minute. With `async_save`, it also copies the state, into memory that is reused by
-    the next step.
+    after about a minute, or ten if it dies before it begins to write. With `async_save`, it also
+    copies the state, into memory that is reused by the next step.
+
+    `dcp.save` writes contiguous tensors of the host without a copy. It first copies all others of
+    this rank, such as those of a GPU, into host memory, which must have room for them.
 
     A step has at most 1,000,000 chunks of tensors: the weights and moments of 300 parameters, each
     sharded over 1,024 ranks, are 921,600. With more ranks, shard within groups of them (HSDP).

@@ -338,7 +338,8 @@ class StorageReader(_StorageReader):
         allow_pickle: Whether pickled values are loaded, which can run any code.
 
     Raises:
-        FileNotFoundError: There is no such step, or none at all.
+        FileNotFoundError: There is no such step, or none at all; or another process has deleted it
+            during the load, as ``keep_last`` of a run does.
         CorruptError: A byte differs from what was saved; the text has the file and the offset.
         ValueError: A value is pickled, and ``allow_pickle`` is not set.
     """

@@ -156,10 +156,9 @@ impl Samples {
             OrderKind::Blocks => "blocks",
             OrderKind::File => "file",
         };
-        let weights: Vec<f64> = config.data.train.iter().map(|corpus| corpus.weight).collect();
         let mut identity = json!({
             "corpora": corpora.fingerprint(config.data.verify)?,
-            "weights": weights,
+            "weights": weights(config),
             "order": order,
             "index_split": options.which.name(),
             "split": split_text(config),
@@ -177,32 +176,40 @@ impl Samples {
 
     /// Settings that only some objectives have. Those of `"lm"` are present if they are set.
     fn objective_settings(&self, config: &Config) -> Vec<(&'static str, Value)> {
-        let (data, objective) = (&config.data, config.objective());
-        let flags =
-            [("reset_at_document", data.reset_at_document), ("mask_eod_loss", data.mask_eod_loss)];
-        let mut settings: Vec<_> = flags
-            .into_iter()
-            .filter(|(_, is_set)| *is_set)
-            .map(|(name, is_set)| (name, json!(is_set)))
-            .collect();
-        if objective == Objective::Lm {
-            if !settings.is_empty() {
-                settings.push(("special", json!({ "eod": data.special.eod })));
-            }
-            return settings;
+        let data = &config.data;
+        if let Assembly::Lm(lm, _) = &self.assembly {
+            let flags = [
+                ("reset_at_document", data.reset_at_document),
+                ("mask_eod_loss", data.mask_eod_loss),
+            ];
+            let settings: Vec<_> = flags.into_iter().filter(|(_, is_set)| *is_set).collect();
+            let eod = (!settings.is_empty()).then(|| ("eod", json!(lm.eod)));
+            return settings
+                .into_iter()
+                .map(|(name, is_set)| (name, json!(is_set)))
+                .chain(eod)
+                .collect();
         }
-        settings.push(("special", json!(data.special)));
-        settings.push(("tokenizer", json!(self.tokenizer)));
-        if objective.hides() {
+        let mut settings =
+            vec![("special", json!(data.special)), ("tokenizer", json!(self.tokenizer))];
+        if config.objective().hides() {
             settings.push(("mask_prob", json!(data.mask_prob)));
             settings.push(("mask_ngram_max", json!(config.mask_ngram_max())));
             settings.push(("mask_lengths", json!(config.mask_lengths())));
             settings.push(("mask_full_words", json!(config.mask_full_words())));
             settings.push(("short_seq_prob", json!(data.short_seq_prob)));
             settings.push(("sentence_order", json!(config.sentence_order())));
+        } else {
+            settings.push(("reset_at_document", json!(data.reset_at_document)));
         }
         settings
     }
+}
+
+/// The weights of the corpora, of which only the ratios count.
+fn weights(config: &Config) -> Vec<f64> {
+    let weights: Vec<f64> = config.data.train.iter().map(|corpus| corpus.weight).collect();
+    indexed::normalize_weights(&weights).unwrap_or(weights)
 }
 
 /// The shares of the parts: the same for all spellings of them.

@@ -50,7 +50,10 @@ static PLANS: Mutex<Option<PlanCache>> = Mutex::new(None);
 #[pyclass(frozen, module = "feedline._feedline")]
 #[derive(Debug)]
 pub(crate) struct Checkpoints {
+    /// For work that Ctrl-C ends.
     inner: Arc<ckpt::Checkpoints>,
+    /// The lease, which Ctrl-C in another call must not lose.
+    base: Arc<ckpt::Checkpoints>,
     store: Arc<dyn Storage>,
     stop: Arc<SharedStop>,
     job: Arc<CancellableJob>,
@@ -61,11 +64,9 @@ pub(crate) struct Checkpoints {
 impl Checkpoints {
     #[new]
     fn new(py: Python<'_>, folder: &str) -> PyResult<Self> {
-        let stop = Arc::<SharedStop>::default();
-        let job = CancellableJob::until(stop.signal.clone());
-        let store = py.detach(|| job.open_url(folder)).or_raise()?;
-        let inner = Arc::new(ckpt::Checkpoints::open(Arc::clone(&store), Key::root()));
-        Ok(Checkpoints { inner, store, stop, job, home: HomeProcess::here() })
+        let store = py.detach(|| storage::open_url(folder)).or_raise()?;
+        let base = Arc::new(ckpt::Checkpoints::open(Arc::clone(&store), Key::root()));
+        Ok(Checkpoints::sharing(store, base, CheckpointOptions::default(), HomeProcess::here()))
     }
 
     /// The same folder, with the same lease, for steps that are saved with other options: JSON of
@@ -77,13 +78,8 @@ impl Checkpoints {
             all[key] = value;
         }
         let options: CheckpointOptions = serde_json::from_value(all).map_err(bad_json)?;
-        Ok(Checkpoints {
-            inner: Arc::new(self.inner.sharing_lease(options)),
-            store: Arc::clone(&self.store),
-            stop: Arc::clone(&self.stop),
-            job: Arc::clone(&self.job),
-            home: self.home,
-        })
+        let (store, base) = (Arc::clone(&self.store), Arc::clone(&self.base));
+        Ok(Checkpoints::sharing(store, base, options, self.home))
     }
 
     /// Fails if a step exists already, or if there is no room for this many bytes of tensors in so
@@ -158,19 +154,21 @@ impl Checkpoints {
         Ok(inner.map(|inner| Checkpoint { inner, stop, job, home }))
     }
 
-    /// Deletes all complete steps but the newest, and but those that `drain_to` lacks; returns
-    /// those that were deleted.
+    /// Deletes all complete steps except the newest and those that `drain_to` lacks; returns the
+    /// deleted ones.
     fn retain(
         &self,
         py: Python<'_>,
         keep_last: usize,
         keep_every: Option<NonZeroU64>,
-        drain_to: Option<&str>,
+        drain_to: Option<PyRef<'_, Checkpoints>>,
     ) -> PyResult<Vec<u64>> {
         let policy = Retention { keep_last, keep_every, check: Check::Lengths };
+        let drain_to = drain_to.as_deref();
         let retain = || -> PyResult<_> {
             check_has_steps(&*self.store, "delete old steps of").or_raise()?;
-            let drain = drain_to.map(|to| self.drain_of(to)).transpose()?;
+            let names = ("delete steps of", "that are in");
+            let drain = drain_to.map(|to| self.drain_of(names, to)).transpose()?;
             let undrained = drain.map(|drain| drain.pending()).transpose().or_raise()?;
             let plan = self.inner.retain_by(&policy, &undrained.unwrap_or_default());
             Ok(plan.or_raise()?.delete)
@@ -185,22 +183,24 @@ impl Checkpoints {
     fn drain(
         &self,
         py: Python<'_>,
-        to: &str,
+        to: PyRef<'_, Checkpoints>,
         progress: Option<Bound<'_, PyAny>>,
     ) -> PyResult<Vec<u64>> {
+        let to = &*to;
         let _call = self.begin()?;
         let before = self.job.moved_bytes();
         let look = reporting(progress.as_ref(), || self.job.moved_bytes() - before);
         let drain = || {
             check_has_steps(&*self.store, "drain").or_raise()?;
-            self.drain_of(to)?.run().or_raise()
+            self.drain_of(("drain", "into"), to)?.run().or_raise()
         };
         let pass = beside_with(py, || self.stop.signal.set(), drain, look)??;
         let numbers: Vec<_> = pass.failed.iter().map(|(step, _)| step.to_string()).collect();
         let Some((_, first)) = pass.failed.into_iter().next() else {
             return Ok(pass.drained.iter().map(|report| report.step).collect());
         };
-        let note = format!("steps that were not copied to {to}: {}", numbers.join(", "));
+        let target = to.store.display(&Key::root());
+        let note = format!("steps that were not copied to {target}: {}", numbers.join(", "));
         let raised = first.into_python();
         raised.value(py).call_method1("add_note", (note,))?;
         Err(raised)
@@ -208,11 +208,23 @@ impl Checkpoints {
 }
 
 impl Checkpoints {
+    fn sharing(
+        store: Arc<dyn Storage>,
+        base: Arc<ckpt::Checkpoints>,
+        options: CheckpointOptions,
+        home: HomeProcess,
+    ) -> Self {
+        let stop = Arc::<SharedStop>::default();
+        let job = CancellableJob::until(stop.signal.clone());
+        let inner = Arc::new(base.sharing_lease(job.watch(Arc::clone(&store)), options));
+        Checkpoints { inner, base, store, stop, job, home }
+    }
+
     /// Copies to a second folder, in which nothing is deleted.
-    fn drain_of(&self, to: &str) -> PyResult<Drain> {
-        let to = self.job.open_url(to).or_raise()?;
-        check_two_folders(&*self.store, &*to).or_raise()?;
-        let to = Arc::new(ckpt::Checkpoints::open(to, Key::root()));
+    fn drain_of(&self, names: (&str, &str), to: &Checkpoints) -> PyResult<Drain> {
+        check_two_folders(names, &*self.store, &*to.store).or_raise()?;
+        let watched = self.job.watch(Arc::clone(&to.store));
+        let to = Arc::new(to.base.sharing_lease(watched, CheckpointOptions::default()));
         let retention = Retention { keep_last: usize::MAX, ..Retention::default() };
         let options = DrainOptions { retention, ..DrainOptions::default() };
         Ok(Drain::new(Arc::clone(&self.inner), to, options))

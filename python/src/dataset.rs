@@ -49,7 +49,7 @@ struct Reads {
     hits: u64,
 }
 
-/// A batch, and where its memory returns to.
+/// A batch, and the recycler of its memory.
 type HeldBatch = (AnyBatch, Option<Recycler<AnyBatch>>);
 
 /// A thread that reads one batch at a time, so that Ctrl-C can abandon a read that hangs. Dropping
@@ -261,7 +261,7 @@ impl Dataset {
 }
 
 impl Dataset {
-    /// `reading` is the thread that reads for this call, after it was asked.
+    /// `reading` is the thread that reads for this call, once it has a request.
     fn poll(&self, samples: &[u64], reading: &mut Option<ReadThread>) -> PyResult<Poll<HeldBatch>> {
         let thread = match reading {
             Some(thread) => thread,
@@ -315,7 +315,7 @@ impl Dataset {
             Ok(Poll::Ready(batch)) => batch,
             Err(error @ loader::Error::Late { .. }) => return Err(error).or_raise(),
             Err(error) => {
-                // The error may be over: the samples are read once more.
+                // The error may be transient, so the samples are read again.
                 log::warn!("samples are no longer read ahead: {error}");
                 reads.ahead = None;
                 None

@@ -55,7 +55,7 @@ impl IntoPython for storage::Error {
     }
 }
 
-/// The class is that of the store's error; the text may be of the crate that met it.
+/// The class is that of the store's error; the text may be from the crate that encountered it.
 fn of_storage(error: &storage::Error, text: String) -> PyErr {
     use storage::Error as E;
     match error {
@@ -139,7 +139,7 @@ impl IntoPython for preprocess::Error {
     }
 }
 
-/// The text may be that of an error around this one.
+/// The text may be that of an enclosing error.
 fn of_preprocess(error: preprocess::Error, text: String) -> PyErr {
     use preprocess::Error as E;
     match error {

@@ -75,16 +75,19 @@ impl CommitTarget {
 }
 
 impl Checkpoints {
-    /// Fails if a step exists already, or if the store has no room for this many bytes of tensors
-    /// in so many chunks: before the caller prepares them. The save itself checks both again.
+    /// Fails if a step exists already, or if the store has no room for tensors of this many bytes
+    /// and chunks. Call it before preparing them; the save itself checks both again. As a save
+    /// does, it first deletes the unfinished steps of dead processes, whose space is needed.
     ///
     /// # Errors
-    /// [`Error::StepExists`], [`storage::Error::NoSpace`] within [`Error::Storage`], and errors of
-    /// the store.
+    /// [`Error::StepExists`]; [`storage::Error::NoSpace`] within [`Error::Storage`];
+    /// [`Error::Held`] if another process writes into the folder; errors of the store.
     pub fn check_room(&self, step: u64, bytes: u64, chunks: u64) -> Result<()> {
         self.check_options(step)?;
-        let place = self.find_place(step)?;
-        check_space(&*self.store, &place.target, bytes, chunks)
+        self.change(|| {
+            let place = self.find_place(step)?;
+            check_space(&*self.store, &place.target, bytes, chunks)
+        })
     }
 
     /// Where to write the step. A damaged step of that name must be set aside.

@@ -79,12 +79,12 @@ impl Checkpoints {
         self
     }
 
-    /// The same folder, and also the same lease, with other options, for steps that are saved in
-    /// another way.
+    /// The same folder under the same lease, with other options. `store` is a layer over the
+    /// store of this one, or that store itself.
     #[must_use]
-    pub fn sharing_lease(&self, options: CheckpointOptions) -> Self {
+    pub fn sharing_lease(&self, store: Arc<dyn Storage>, options: CheckpointOptions) -> Self {
         Checkpoints {
-            store: Arc::clone(&self.store),
+            store,
             folder: self.folder.clone(),
             options,
             writing: Arc::clone(&self.writing),

@@ -41,7 +41,8 @@ pub(crate) struct BpeEncoder<'a> {
     cache: PieceCache,
     long_cache: LongCache,
     scratch: MergeBuffers,
-    memory: CharMergeBuffers,
+    /// From the first piece that is merged by characters.
+    memory: Option<CharMergeBuffers>,
     ends: Ends,
 }
 
@@ -88,7 +89,7 @@ impl Bpe {
 
     /// Appends the ids of a text.
     pub(crate) fn encode(&self, text: &str, ids: &mut Vec<u32>) {
-        let (mut scratch, mut memory) = (MergeBuffers::default(), CharMergeBuffers::new());
+        let (mut scratch, mut memory) = (MergeBuffers::default(), None);
         let bytes = text.as_bytes();
         let mut start = 0;
         while start < bytes.len() {
@@ -105,7 +106,7 @@ impl Bpe {
             cache: PieceCache::new(),
             long_cache: LongCache::new(),
             scratch: MergeBuffers::default(),
-            memory: CharMergeBuffers::new(),
+            memory: None,
             ends: Ends::new(),
         }
     }
@@ -119,16 +120,20 @@ impl Bpe {
     fn merge(
         &self,
         piece: &[u8],
-        (scratch, memory): (&mut MergeBuffers, &mut CharMergeBuffers),
+        (scratch, memory): (&mut MergeBuffers, &mut Option<CharMergeBuffers>),
         ids: &mut Vec<u32>,
     ) {
         if let Some(id) = self.whole.as_ref().and_then(|whole| whole.id(piece)) {
             ids.push(id);
-        } else if !CharMerger::is_for(piece)
-            || !self.by_char.merge(&self.merger, piece, (scratch, memory), ids)
-        {
-            self.merger.merge(piece, scratch, ids);
+            return;
         }
+        if CharMerger::is_for(piece) {
+            let memory = memory.get_or_insert_with(CharMergeBuffers::new);
+            if self.by_char.merge(&self.merger, piece, (&mut *scratch, memory), ids) {
+                return;
+            }
+        }
+        self.merger.merge(piece, scratch, ids);
     }
 }
 

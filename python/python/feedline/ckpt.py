@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -48,29 +49,42 @@ _NUMPY = {
 _FOLDERS_MAX = 16
 
 _folders: dict[tuple[int, str], _feedline.Checkpoints] = {}
+_folders_lock = threading.Lock()
+
+
+def _replace_lock() -> None:
+    global _folders_lock
+    _folders_lock = threading.Lock()
+
+
+# Another thread may have held it during the fork.
+os.register_at_fork(after_in_child=_replace_lock)
 
 
 def open_folder(folder: Url, **options: Any) -> _feedline.Checkpoints:
     """The folder of steps. A process has one lease for it, and changes it one call at a time."""
     name = text_of(folder)
-    if is_local(name):
-        name = os.path.realpath(name)
+    path, mark, query = name.partition("?") if is_url(name) else (name, "", "")
+    if path.startswith("s3://"):
+        place = name = path.rstrip("/") + mark + query
+    elif path.startswith("file:"):
+        place = os.path.realpath(path.removeprefix("file:").removeprefix("//")) + mark + query
+    elif is_url(path):
+        place = name
     else:
-        path, mark, query = name.partition("?")
-        name = path.rstrip("/") + mark + query
-    key = (os.getpid(), name)
-    found = _folders.get(key)
-    if found is None:
-        # Atomic: of two threads, both get the object of one.
-        found = _folders.setdefault(key, _feedline.Checkpoints(name))
-        for old in list(_folders)[:-_FOLDERS_MAX]:
-            _folders.pop(old, None)
+        place = name = os.path.realpath(path)
+    key = (os.getpid(), place)
+    with _folders_lock:
+        found = _folders.pop(key, None) or _feedline.Checkpoints(name)
+        _folders[key] = found
+        while len(_folders) > _FOLDERS_MAX:
+            del _folders[next(iter(_folders))]
     return found.with_options(json.dumps(options)) if options else found
 
 
-def is_local(name: str) -> bool:
-    """Whether a name is a path, and not a URL."""
-    return "://" not in name and not name.startswith("file:")
+def is_url(name: str) -> bool:
+    """Whether a name is a URL, and not a path."""
+    return "://" in name or name.startswith(("s3:", "file:"))
 
 
 def open_step(folder: Url, step: int | None = None) -> Step:
@@ -279,7 +293,7 @@ def retain(
         FileNotFoundError: There are no steps in this folder.
         ValueError: Both folders are the same.
     """
-    target = None if drain_to is None else text_of(drain_to)
+    target = None if drain_to is None else open_folder(drain_to)
     return open_folder(folder).retain(keep_last, keep_every, target)
 
 
@@ -306,4 +320,4 @@ def drain(source: Url, target: Url, *, progress: OnProgress = None) -> list[int]
     An exception of a step has a note with all steps that were not copied.
     """
     with _Line("drain", progress) as line:
-        return open_folder(source).drain(text_of(target), line.bytes)
+        return open_folder(source).drain(open_folder(target), line.bytes)

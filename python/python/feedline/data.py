@@ -28,7 +28,7 @@ FAMILIES = {"lm": "gpt", "span-corruption": "t5", "encdec": "t5", "mlm": "bert"}
 # The bound for ids of a corpus without a named tokenizer.
 VOCAB_SIZE_MAX = 1 << 24
 PREFETCH_BYTES = 512 << 20
-# The samples of a batch of all ranks, a product of two such counts, fit 64 bits.
+# Samples of a global batch are a product of two such counts, so they fit in 64 bits.
 COUNT_MAX = (1 << 32) - 1
 # Flat arrays of a batch: the first offset of each document, over all rows.
 OFFSETS = ("cu_seqlens", "enc_cu_seqlens", "dec_cu_seqlens")
@@ -363,7 +363,7 @@ class Loader:
 
         Raises:
             OtherDataError: It is of other data; the text names what differs.
-            ValueError: It is no state of a loader.
+            ValueError: It is not the state of a loader.
         """
         _check_state(state)
         if state["fingerprint"] != self.dataset.fingerprint:
@@ -499,9 +499,9 @@ def _toml(value: Any) -> str:
     if isinstance(value, list | tuple):
         return "[" + ", ".join(_toml(item) for item in value) + "]"
     if isinstance(value, str | os.PathLike):
-        # JSON's escapes are TOML's, but for pairs of surrogates and for U+007F.
+        # JSON escapes are valid TOML, except surrogate pairs; TOML escapes U+007F, too.
         return json.dumps(text_of(value), ensure_ascii=False).replace("\x7f", "\\u007f")
-    if hasattr(value, "item"):  # a scalar of numpy, whose bool is no bool of Python
+    if hasattr(value, "item"):  # a numpy scalar; np.bool_ is not a bool
         value = value.item()
     if isinstance(value, bool):
         return "true" if value else "false"

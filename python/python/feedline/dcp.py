@@ -103,7 +103,7 @@ class StorageWriter(StagesCopies, _StorageWriter):
 
     Each rank makes its files durable, then the step is committed for all of them or for none. If
     that fails, the last step stays. If a rank raises an error, the save of the others ends within
-    seconds. After a kill of a rank, this is so only if all ranks share a machine and see each
+    seconds. If a rank is killed, this holds only if all ranks share a machine and see each
     other's process ids. Across machines, the save ends when the heartbeat of that rank times out,
     after about a minute, or ten if it dies before it begins to write. With `async_save`, it also
     copies the state, into memory that is reused by the next step.
@@ -141,8 +141,8 @@ class StorageWriter(StagesCopies, _StorageWriter):
         ValueError: An argument is out of its range, or a tensor or a value cannot be stored; the
             text names it.
 
-    All but those of the constructor are wrapped in `dcp.api.CheckpointException`, with the rank
-    that raised them.
+    All except those raised by the constructor are wrapped in `dcp.api.CheckpointException`, with
+    the rank that raised them.
     """
 
     def __init__(
@@ -290,7 +290,8 @@ class StorageWriter(StagesCopies, _StorageWriter):
         # would delete.
         newest = folder.open(None)
         if newest is not None and newest.step == self.step:
-            folder.retain(keep_last, None, self._drain_to)
+            target = None if self._drain_to is None else open_folder(self._drain_to)
+            folder.retain(keep_last, None, target)
             return
         found = "none" if newest is None else f"step {newest.step}"
         _log.warning(
@@ -701,7 +702,7 @@ def _check(name: str, value: object, is_valid: bool, expected: str) -> None:
 
 
 def _check_integers(value: Any, place: str) -> None:
-    """Raises for an integer that JSON of the step could only store as a float."""
+    """Raises for an integer too large for JSON, which would store it as a float."""
     if isinstance(value, int) and not -(1 << 63) <= value < 1 << 64:
         raise ValueError(
             f"cannot save {place}: expected an integer from -2**63 to 2**64 - 1, found {value} "
@@ -722,13 +723,13 @@ def step_url(folder: str, step: int) -> str:
 
 
 def _is_same_folder(name: str, folder: str) -> bool:
-    """Whether a name means a folder. Without the options of a URL, it is in the same store."""
+    """Whether a name refers to this folder. A URL without options is in the same store."""
     (path, options), (own_path, own_options) = _parsed(name), _parsed(folder)
     return path == own_path and options in ("", own_options)
 
 
 def _parsed(name: str) -> tuple[str, str]:
-    """A folder, spelled in one way, and the options of a URL."""
+    """The folder in canonical form, and the options of a URL."""
     options = ""
     if name.startswith(("file:", "s3://")):
         name, _, options = name.partition("?")

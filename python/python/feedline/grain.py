@@ -61,7 +61,7 @@ class BatchIterator(grain.DatasetIterator[Arrays]):
 
         Raises:
             OtherDataError: It is of other data; the text names what differs.
-            ValueError: It is no state of a loader.
+            ValueError: It is not the state of a loader.
         """
         self._loader.load_state_dict(state)
 

@@ -314,7 +314,7 @@ class _Background:
     strategy for each save."""
 
     _all: weakref.WeakKeyDictionary[Any, _Background] = weakref.WeakKeyDictionary()
-    """By the default process group, with which the others are destroyed."""
+    """Keyed by the default process group; destroying it destroys the others."""
 
     def __init__(self) -> None:
         self.executor = ThreadPoolExecutor(1, "feedline-save")

@@ -11,10 +11,10 @@ durable. Files are read with direct I/O by several threads.
 The metadata of a file has a CRC-64 of each tensor, as ``feedline.crc64``, and the length of the
 file, as ``feedline.file_bytes``. `load_file` and `get_tensor` compare the checksums of each whole
 tensor; `safe_open.metadata` leaves both strings out. Another program may copy them into a file of
-its own, with other tensors. So they only count in a file as `save_file` writes it:
+its own, with other tensors. They are used only if the file looks as `save_file` writes it:
 
 - The data begin at a multiple of 4,096 bytes.
-- The 8 bytes before the data are spaces. The package safetensors pads with at most 7.
+- The 8 bytes before the data are spaces. The safetensors package pads with at most 7.
 - The file has the length in its metadata.
 
 Files that `save_file` has written without the length are recognized by the multiple of 4,096.
@@ -50,7 +50,7 @@ _FILE_BYTES = "feedline.file_bytes"
 _ALIGN_BYTES = 4096
 
 _PADDING_BYTES = 8
-"""The fewest spaces at the end of a header. Other programs align it to 8 bytes, with up to 7."""
+"""The minimum number of spaces that end a header. Other programs align it to 8 bytes: at most 7."""
 
 
 def save_file(

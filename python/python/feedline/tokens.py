@@ -49,10 +49,10 @@ def integer_of(
     minimum: int = 0,
     maximum: int = INTEGER_MAX,
 ) -> int:
-    """An argument as an int of Python, also if it is one of numpy.
+    """An argument as a Python int; numpy integers are accepted.
 
     Raises:
-        TypeError: It is no integer.
+        TypeError: It is not an integer.
         ValueError: It is out of its range.
     """
     if isinstance(value, bool) or not hasattr(value, "__index__"):

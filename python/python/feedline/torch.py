@@ -134,7 +134,7 @@ class Loader(IterableDataset[dict[str, torch.Tensor]]):
 
         Raises:
             OtherDataError: It is of other data; the text names what differs.
-            ValueError: It is no state of a loader.
+            ValueError: It is not the state of a loader.
         """
         self.loader.load_state_dict(state)
         self._consumed = self.loader.samples_consumed

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ import torch.distributed.checkpoint as dcp
 
 import feedline
 from feedline import ckpt
+from feedline.ckpt import open_folder
 from feedline.dcp import StorageWriter
 
 
@@ -92,6 +95,25 @@ def test_threads_change_a_folder_in_turn(tmp_path: Path) -> None:
         is_saving = False
         thread.join()
     assert failures == []
+
+
+UNFINISHED = """
+import pathlib, sys
+from feedline import _feedline
+from feedline.ckpt import open_folder
+open_folder(sys.argv[1]).check_room(1, 1, 1)
+name = f".tmp-step-000000000005-{_feedline.process_identity()}"
+unfinished = pathlib.Path(sys.argv[1], name)
+unfinished.mkdir()
+(unfinished / "model.safetensors").write_bytes(bytes(4096))
+"""
+
+
+def test_room_is_made_by_deleting_unfinished_steps_of_dead_processes(tmp_path: Path) -> None:
+    subprocess.run([sys.executable, "-c", UNFINISHED, str(tmp_path)], check=True)
+    assert list(tmp_path.glob(".tmp-step-*"))
+    open_folder(tmp_path).check_room(6, 4096, 1)
+    assert not list(tmp_path.glob(".tmp-step-*"))
 
 
 def test_a_step_that_exists_is_refused_before_its_tensors_are_copied(tmp_path: Path) -> None:

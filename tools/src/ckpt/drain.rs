@@ -129,7 +129,7 @@ pub(crate) fn run(args: &DrainArgs) -> Result<CkptOutput> {
 fn places(args: &DrainArgs) -> Result<(Arc<dyn Storage>, Arc<dyn Storage>)> {
     let from = holding_steps(&args.from, "drain")?;
     let to = not_a_step(&args.to, "drain into")?;
-    check_two_folders(&*from, &*to)?;
+    check_two_folders(("drain", "into"), &*from, &*to)?;
     Ok((from, to))
 }
 

@@ -39,16 +39,21 @@ pub fn check_has_steps(store: &dyn Storage, operation: &str) -> Result<()> {
     )))
 }
 
-/// Fails if two stores are known to have the same root folder.
+/// Fails if two stores are known to have the same root folder. `operation` is the verb of the
+/// message, and `link` the word before the second folder.
 ///
 /// # Errors
 /// If they have.
-pub fn check_two_folders(from: &dyn Storage, to: &dyn Storage) -> Result<()> {
+pub fn check_two_folders(
+    (operation, link): (&str, &str),
+    from: &dyn Storage,
+    to: &dyn Storage,
+) -> Result<()> {
     if !is_same_folder(from, to) {
         return Ok(());
     }
     let [from, to] = [from, to].map(|store| store.display(&Key::root()));
-    bail!("cannot drain {from} into {to}: expected two folders, found one")
+    bail!("cannot {operation} {from} {link} {to}: expected two folders, found one")
 }
 
 /// A folder that exists, and may be empty.

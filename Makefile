@@ -14,7 +14,8 @@ help:
 	@echo "make test-python the tests of the Python package alone"
 	@echo "make test-instructions  the numeric tests as other processors compute them"
 	@echo "make lint        formatting and clippy; a warning is an error"
-	@echo "make check-all   what CI runs, the demo, and tests on a real Slurm, Ceph, XFS and NFS (installed and removed; root)"
+	@echo "make check-all   what CI runs, the demo, the oldest and today's releases of the frameworks, and tests on a real Slurm,"
+	@echo "                 Ceph, XFS and NFS (installed and removed; root)"
 	@echo "make bench       the benchmarks of every crate, a table each"
 	@echo "make bench-tokenize ARGS=...  our tokenizers compared with others; see scripts/bench_tokenize.py --help"
 	@echo "make bench-ckpt ARGS=...      our checkpoints compared with others; see scripts/bench_ckpt.py --help"
@@ -37,7 +38,9 @@ docs:
 wheel: setup
 	@scripts/wheel.sh
 
-test: setup
+test:
+	@scripts/setup.sh --announce
+	@scripts/setup.sh
 	@scripts/setup.sh --tests
 	@scripts/test.sh
 

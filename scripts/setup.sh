@@ -5,7 +5,10 @@
 #   scripts/setup.sh --cuda    also the libraries to link a CUDA build, in .libtorch-cuda/
 #   scripts/setup.sh --tests   cargo-nextest, and in .venv/ the third-party readers that tests compare with
 #   scripts/setup.sh --wheel   in .venv/ the packages that build and test the Python package
-#   scripts/setup.sh --sockets the frameworks of scripts/sockets.txt, in the folder that --sockets-path prints
+#   scripts/setup.sh --sockets newest|oldest|unpinned
+#                              the frameworks of scripts/sockets.txt, of scripts/sockets-oldest.txt, or the newest
+#                              releases of the packages of scripts/sockets.txt; prints the path of their Python
+#   scripts/setup.sh --announce  what `make test` downloads and how long it takes, if anything is missing
 #
 # libtorch is taken from the wheel in the Python package index: the C++ library and its headers are a
 # tenth of what `pip install torch` unpacks. It is stored with the compiled crates in
@@ -18,11 +21,9 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 CACHE=${XDG_CACHE_HOME:-$HOME/.cache}/feedline
 LIBTORCH_VERSION=2.11.0
 
-SOCKETS=$CACHE/sockets-$(sha256sum scripts/sockets.txt | cut -c1-16)
-
 main() {
-  if [ "${1:-}" = --sockets-path ]; then
-    echo "$SOCKETS"
+  if [ "${1:-}" = --announce ]; then
+    announce
     return
   fi
   system_packages
@@ -40,8 +41,8 @@ main() {
       python_readers
       ;;
     --wheel) python_readers ;;
-    --sockets) frameworks ;;
-    *) die "unknown argument '$1': expected --cuda, --tests, --wheel, --sockets or none" ;;
+    --sockets) frameworks "${2:-newest}" ;;
+    *) die "unknown argument '$1': expected --cuda, --tests, --wheel, --sockets, --announce or none" ;;
   esac
 }
 
@@ -162,21 +163,77 @@ python_readers() {
   echo "$stamp" >.venv/stamp
 }
 
-# The training frameworks that the Python package is tested with. PyTorch is 4 GB, so that all clones
-# share them.
+# The training frameworks that the Python package is tested with, in a folder that all clones share:
+# PyTorch is 4 GB.
 frameworks() {
-  [ ! -e "$SOCKETS/complete" ] || return 0
+  local which=$1 list=scripts/sockets.txt python folder dependencies=--no-deps
   mkdir -p "$CACHE"
-  exec 8>"$SOCKETS.lock"
+  python=$(newest_python)
+  case $which in
+    newest) ;;
+    oldest)
+      list=scripts/sockets-oldest.txt
+      python=$(python_of 3.11) || die "expected Python 3.11 for the oldest releases, found none"
+      ;;
+    unpinned)
+      # Its name changes every day, so that each day installs what is newest then.
+      list=$CACHE/unpinned-$(date +%F).txt
+      sed '/^$/q' scripts/sockets.txt | grep -o '^[A-Za-z0-9_-]*' | sort -u | grep . >"$list"
+      date +'# %F' >>"$list"
+      dependencies=--prefer-binary
+      ;;
+    *) die "unknown releases '$which': expected newest, oldest or unpinned" ;;
+  esac
+  folder=$CACHE/sockets-$which-$({ "$python" -V && cat "$list"; } | sha256sum | cut -c1-16)
+  exec 8>"$folder.lock"
   flock 8
-  [ ! -e "$SOCKETS/complete" ] || return 0
-  say "fetching PyTorch and the frameworks of scripts/sockets.txt (about 2 GB, kept in pip's cache)"
-  rm -rf "$SOCKETS"
-  python3 -m venv "$SOCKETS" || die "python3 -m venv failed (Debian: apt-get install python3-venv)"
-  "$SOCKETS/bin/python" -m pip install -q --no-deps --only-binary=:all: -r scripts/sockets.txt ||
-    die "the packages of scripts/sockets.txt could not be installed"
-  touch "$SOCKETS/complete"
+  if [ ! -e "$folder/complete" ]; then
+    say "fetching PyTorch and the frameworks of $list for $("$python" -V) (about 2.5 GB, kept in pip's cache)"
+    # Those of earlier lists.
+    find "$CACHE" -maxdepth 1 -type d -name "sockets-$which-*" -exec rm -rf {} +
+    "$python" -m venv "$folder" || die "$python -m venv failed (Debian: apt-get install python3-venv)"
+    "$folder/bin/python" -m pip install -q "$dependencies" --only-binary=:all: -r "$list" ||
+      die "the packages of $list could not be installed"
+    touch "$folder/complete"
+  fi
   exec 8>&-
+  echo "$folder/bin/python"
+}
+
+# The newest CPython that has wheels of all frameworks: of PATH, or installed by pyenv.
+newest_python() {
+  local version
+  for version in 3.13 3.12 3.11; do
+    python_of $version && return
+  done
+  die "expected Python 3.11, 3.12 or 3.13, found none (the frameworks have no wheels for others)"
+}
+
+# python_of VERSION: a Python of that version that can create environments.
+python_of() {
+  local candidate
+  for candidate in "$(command -v "python$1")" "$(command -v python3)" \
+    "${PYENV_ROOT:-$HOME/.pyenv}"/versions/"$1".*/bin/python3; do
+    if [ -x "$candidate" ] && "$candidate" -c \
+      "import ensurepip, sys, venv; sys.exit('%d.%d' % sys.version_info[:2] != '$1')" 2>/dev/null; then
+      "$candidate" -c 'import sys; print(sys.executable)'
+      return
+    fi
+  done
+  return 1
+}
+
+# Before a long download, rather than in its middle.
+announce() {
+  local missing=()
+  [ -e "$CACHE/libtorch-$LIBTORCH_VERSION/stamp" ] || missing+=("libtorch (0.55 GB)")
+  [ -e .venv/stamp ] || missing+=("readers of other programs (0.1 GB)")
+  compgen -G "$CACHE/sockets-newest-*/complete" >/dev/null ||
+    missing+=("PyTorch and the frameworks of scripts/sockets.txt (2.5 GB; 5.5 GB on disk)")
+  [ ${#missing[@]} -eq 0 ] && return
+  local IFS=,
+  say "make test downloads once what is missing in $CACHE:${missing[*]/#/ }"
+  say "on two cores it takes about 40 minutes the first time, of which 18 build; about 25 later"
 }
 
 main "$@"

@@ -1,11 +1,15 @@
-"""Corpora that the tests read."""
+"""Corpora that the tests read, and the handling of Ctrl-C that they need."""
 
 import json
 import random
+import signal
 
 import pytest
 
 import feedline
+
+# A shell starts programs in the background with SIGINT ignored. Python then installs no handler.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 WORDS = "the cat sat on a mat and the dog ran to the big red house while it was raining".split()
 

@@ -25,3 +25,32 @@ def test_blocks_run(page, tmp_path, monkeypatch):
         exec(compile(block, page, "exec"), names)  # in one namespace, as a reader would
     rows, length = names["batch"]["tokens"].shape
     assert rows == 8 and length in (1024, 2048)
+
+
+ROW = re.compile(r"\| `([\w-]+)` \| ([\d.]+) \| ([\d.]+) \|")
+PIN = re.compile(r'([\w.-]+)==(\S+)(?: ; python_version >= "3\.12")?')
+
+
+def pins(name):
+    lines = (ROOT / "scripts" / name).read_text().splitlines()
+    return {match[1]: match[2] for match in map(PIN.fullmatch, lines) if match}
+
+
+def test_the_table_of_frameworks_has_the_tested_releases():
+    rows = ROW.findall((ROOT / "docs/reference/frameworks.md").read_text())
+    oldest = {name.replace("-", "_"): pin for name, pin in pins("sockets-oldest.txt").items()}
+    newest = pins("sockets.txt")
+    assert len(rows) == 13
+    for name, first, last in rows:
+        assert (oldest[name.replace("-", "_")], newest[name]) == (first, last), name
+
+
+def test_the_package_page_has_the_tested_releases():
+    page = " ".join((ROOT / "python/README.md").read_text().split())
+    newest = pins("sockets.txt")
+    names = {"Megatron-core": "megatron-core", "Lightning": "lightning", "Grain": "grain"}
+    line = re.search(r"The tests use (.*?)\. \[", page)[1]
+    found = re.findall(r"([\w-]+) (\d[\d.]*\d)(?: to (\d[\d.]*\d))?", line)
+    assert len(found) == 8
+    for name, first, last in found:
+        assert newest[names.get(name, name)] == (last or first), name

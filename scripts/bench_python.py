@@ -89,7 +89,7 @@ def arguments():
 def environment():
     python = VENV / "bin/python"
     if not python.exists():
-        subprocess.run([sys.executable, "-m", "venv", VENV], check=True)
+        subprocess.run([newest_python(), "-m", "venv", VENV], check=True)
         lists = [ROOT / "scripts/sockets.txt", ROOT / "scripts/bench_python.txt"]
         for each in lists:
             command = [VENV / "bin/pip", "install", "-q", "--no-deps", "-r", each]
@@ -100,6 +100,12 @@ def environment():
     command = [VENV / "bin/pip", "install", "-q", "--no-deps", "--force-reinstall", wheel]
     subprocess.run(command, check=True)
     return python
+
+
+def newest_python():
+    """The Python of the tests with the same packages."""
+    command = [ROOT / "scripts/setup.sh", "--sockets", "newest"]
+    return subprocess.check_output(command, text=True).strip()
 
 
 class read_ahead:  # noqa: N801, a context manager is named as it reads

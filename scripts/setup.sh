@@ -229,7 +229,7 @@ announce() {
   [ -e "$CACHE/libtorch-$LIBTORCH_VERSION/stamp" ] || missing+=("libtorch (0.55 GB)")
   [ -e .venv/stamp ] || missing+=("readers of other programs (0.1 GB)")
   compgen -G "$CACHE/sockets-newest-*/complete" >/dev/null ||
-    missing+=("PyTorch and the frameworks of scripts/sockets.txt (2.5 GB; 5.5 GB on disk)")
+    missing+=("PyTorch and the frameworks of scripts/sockets.txt (2.5 GB; 6 GB on disk)")
   [ ${#missing[@]} -eq 0 ] && return
   local IFS=,
   say "make test downloads once what is missing in $CACHE:${missing[*]/#/ }"

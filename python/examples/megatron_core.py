@@ -14,19 +14,15 @@ from demo_corpus import corpus_prefix, output_folder
 from megatron.core import parallel_state
 from megatron.core.datasets.blended_megatron_dataset_builder import BlendedMegatronDatasetBuilder
 from megatron.core.datasets.gpt_dataset import GPTDatasetConfig
-from megatron.core.datasets.megatron_tokenizer import MegatronLegacyTokenizer
 from megatron.core.rerun_state_machine import RerunDataIterator
 from tiny_model import TinyGPT
 
 import feedline.megatron  # feedline
 
 
-class Tokenizer(MegatronLegacyTokenizer):
-    vocab = inv_vocab = {}
+class Tokenizer:  # in Megatron-LM: get_tokenizer()
     vocab_size, eod = 50257, 50256
-
-    def tokenize(self, text):
-        raise NotImplementedError
+    unique_identifiers = {"class": "Tokenizer", "name": "gpt2"}
 
 
 args = SimpleNamespace(
@@ -45,7 +41,7 @@ def train_valid_test_datasets_provider(num_samples):
     config = GPTDatasetConfig(
         random_seed=args.seed, sequence_length=args.seq_length, split=args.split,
         blend=(args.data_path, None), path_to_cache=args.data_cache_path,
-        tokenizer=Tokenizer("gpt2"), reset_position_ids=args.reset_position_ids,
+        tokenizer=Tokenizer(), reset_position_ids=args.reset_position_ids,
         reset_attention_mask=args.reset_attention_mask, eod_mask_loss=args.eod_mask_loss,
         create_attention_mask=False,
     )

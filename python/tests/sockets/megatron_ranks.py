@@ -7,6 +7,7 @@ if all checks pass.
 
 from __future__ import annotations
 
+import inspect
 import sys
 from pathlib import Path
 from typing import Any
@@ -22,15 +23,21 @@ from megatron.core.dist_checkpointing.mapping import (
 
 from feedline.megatron import LoadStrategy, SaveStrategy
 
-WHOLE = torch.arange(48, dtype=torch.float32).view(8, 6)
+WHOLE = torch.arange(96, dtype=torch.float32).view(8, 12)
+PARTS = 4
+
+# Megatron 0.17 and later prefer a package that needs a GPU.
+IN_BACKGROUND: dict[str, Any] = {"async_sharded_save": True}
+if "async_strategy" in inspect.signature(dist_checkpointing.save).parameters:
+    IN_BACKGROUND["async_strategy"] = "mcore"
 
 
 def state_of(rank: int, world: int, axis: int, change: float = 0) -> dict[str, Any]:
     """The state of a rank. ``axis`` is the axis on which the matrices are sharded."""
     shard = torch.chunk(WHOLE + change, world, dim=axis)[rank].contiguous()
-    # Two layers in one tensor of the shape [2, 3, 4], as Megatron stacks them.
-    layers = [torch.full((3, 4), float(layer)).bfloat16() + change for layer in range(2)]
-    held = range(rank, 2, world)
+    # Layers in one tensor of the shape [PARTS, 3, 4], as Megatron stacks them.
+    layers = [torch.full((3, 4), float(layer)).bfloat16() + change for layer in range(PARTS)]
+    held = range(rank, PARTS, world)
     return {
         "model": {
             "weight": ShardedTensor.from_rank_offsets("weight", shard, (axis, rank, world)),
@@ -39,7 +46,7 @@ def state_of(rank: int, world: int, axis: int, change: float = 0) -> dict[str, A
             ),
             "layers": [
                 ShardedTensor.from_rank_offsets(
-                    "layers.weight", layers[layer], (0, layer, 2), prepend_axis_num=1
+                    "layers.weight", layers[layer], (0, layer, PARTS), prepend_axis_num=1
                 )
                 for layer in held
             ],
@@ -53,7 +60,7 @@ def state_of(rank: int, world: int, axis: int, change: float = 0) -> dict[str, A
             ),
         },
         "rng": [
-            ShardedObject("rng_state", {"seed": part, "of": ("x", change)}, (2,), (part,))
+            ShardedObject("rng_state", {"seed": part, "of": ("x", change)}, (PARTS,), (part,))
             for part in held
         ],
         "extra": ShardedObject("extra", slice(1, int(change)), (1,), (0,), replica_id=rank),
@@ -99,10 +106,12 @@ def assert_equal(found: Any, expected: Any, place: str = "state") -> None:
         assert found == expected, place
 
 
-def load_and_compare(folder: str, rank: int, world: int, axis: int, change: float = 0) -> None:
+def load_and_compare(
+    folder: str, rank: int, world: int, axis: int, change: float = 0, **options: Any
+) -> None:
     expected = plain(state_of(rank, world, axis, change))
     state = emptied(state_of(rank, world, axis))
-    assert_equal(dist_checkpointing.load(state, folder, LoadStrategy()), expected)
+    assert_equal(dist_checkpointing.load(state, folder, LoadStrategy(), **options), expected)
 
 
 def save_in_background(folder: str, rank: int, world: int) -> None:
@@ -110,7 +119,7 @@ def save_in_background(folder: str, rank: int, world: int) -> None:
     strategy = SaveStrategy()
     state = state_of(rank, world, 0)
     tensors = list(dist_checkpointing.dict_utils.nested_values(state["model"]))
-    request = dist_checkpointing.save(state, folder, strategy, async_sharded_save=True)
+    request = dist_checkpointing.save(state, folder, strategy, **IN_BACKGROUND)
     for tensor in tensors:
         tensor.data.zero_()
     request.execute_sync()
@@ -125,6 +134,10 @@ def main() -> None:
     save_in_background(f"{folder}/iter_0000020", rank, world)
     for name in ("iter_0000010", "iter_0000020"):
         load_and_compare(f"{folder}/{name}", rank, world, 1)
+    if "process_group" in inspect.signature(dist_checkpointing.load).parameters:
+        alone = dist.new_group([0])
+        if rank == 0:
+            load_and_compare(f"{folder}/iter_0000010", 0, 1, 0, process_group=alone)
     dist.barrier()
     dist.destroy_process_group()
 

@@ -18,7 +18,6 @@ import torch
 from megatron.core import parallel_state
 from megatron.core.datasets import gpt_dataset
 from megatron.core.datasets.blended_megatron_dataset_builder import BlendedMegatronDatasetBuilder
-from megatron.core.datasets.megatron_tokenizer import MegatronLegacyTokenizer
 from megatron.core.rerun_state_machine import RerunDataIterator
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils.data import DataLoader
@@ -31,15 +30,15 @@ SPLIT = "90,5,5"
 SIZES = (700, 40, 20)
 
 
-class Tokenizer(MegatronLegacyTokenizer):
+class Tokenizer:
     """The attributes of GPT-2's vocabulary that datasets of tokens need."""
 
-    vocab = inv_vocab = {}
     vocab_size = 50257
     eod = 50256
 
-    def tokenize(self, text: str) -> Any:
-        raise NotImplementedError
+    @property
+    def unique_identifiers(self) -> dict[str, Any]:
+        return {"class": type(self).__name__, "tokenizer_path": ["gpt2"]}
 
 
 class PaddingTokenizer(Tokenizer):
@@ -74,7 +73,7 @@ def config(cache: Path | None, **changes: Any) -> gpt_dataset.GPTDatasetConfig:
         "sequence_length": 32,
         "split": SPLIT,
         "path_to_cache": None if cache is None else str(cache),
-        "tokenizer": Tokenizer("gpt2"),
+        "tokenizer": Tokenizer(),
         "reset_position_ids": False,
         "reset_attention_mask": False,
         "eod_mask_loss": False,
@@ -137,8 +136,8 @@ def digest(batches: Iterable[dict[str, torch.Tensor]], names: Iterable[str] = NA
             "eod_mask_loss": True,
             "create_attention_mask": True,
         },
-        {"tokenizer": PaddingTokenizer("gpt2")},
-        {"tokenizer": PaddingTokenizer("gpt2"), "eod_mask_loss": True},
+        {"tokenizer": PaddingTokenizer()},
+        {"tokenizer": PaddingTokenizer(), "eod_mask_loss": True},
         {"add_extra_token_to_sequence": False},
         {"drop_last_partial_validation_sequence": False},
     ],
@@ -161,7 +160,7 @@ def test_the_builder_builds_the_same_samples(
 
 
 def test_megatron_finds_indexes_cached_by_feedline(corpus: str, tmp_path: Path) -> None:
-    tokenizer = Tokenizer("gpt2")
+    tokenizer = Tokenizer()
     samples = feedline.open(
         corpus,
         sequence_length=32,
@@ -258,7 +257,7 @@ def arguments(data_path: list[str] | None, **changes: Any) -> Namespace:
 def external(data_path: Any, tmp_path: Path, sizes: Any = SIZES, **changes: Any) -> Any:
     values = arguments(data_path, data_cache_path=str(tmp_path), **changes)
     return feedline.megatron.external_loaders(
-        values, sizes, tokenizer=Tokenizer("gpt2").unique_identifiers
+        values, sizes, tokenizer=Tokenizer().unique_identifiers
     )
 
 
@@ -359,7 +358,7 @@ def test_arguments_reach_the_samples(corpus: str, tmp_path: Path) -> None:
         [corpus], data_cache_path=str(tmp_path), reset_position_ids=True, eod_mask_loss=True
     )
     train = feedline.megatron.external_loaders(
-        values, (700, 0, 0), tokenizer=Tokenizer("gpt2").unique_identifiers, special={"eod": 50256}
+        values, (700, 0, 0), tokenizer=Tokenizer().unique_identifiers, special={"eod": 50256}
     )[0]
     assert train is not None
     batches = [list(range(first, first + 4)) for first in range(0, 700, 4)]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import importlib.util
+import inspect
 import io
 import json
 import multiprocessing
@@ -17,11 +19,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import megatron.core
 import megatron_ranks
 import pytest
 import torch
 import torch.distributed as dist
 from megatron.core import dist_checkpointing
+from megatron.core.dist_checkpointing import serialization
 from megatron.core.dist_checkpointing.mapping import ShardedObject, ShardedTensor
 from megatron.core.dist_checkpointing.serialization import load_sharded_metadata
 from megatron.core.dist_checkpointing.strategies import torch as strategies
@@ -29,11 +33,13 @@ from megatron.core.dist_checkpointing.strategies.async_utils import AsyncCallsQu
 from megatron.core.dist_checkpointing.strategies.fully_parallel import (
     FullyParallelSaveStrategyWrapper,
 )
-from megatron_ranks import load_and_compare, state_of
+from megatron_ranks import IN_BACKGROUND, load_and_compare, state_of
 from torch.distributed.checkpoint.api import CheckpointException
 
 import feedline.megatron
+from feedline import _megatron_options as options
 from feedline import ckpt
+from feedline.dcp import StorageReader
 from feedline.megatron import LoadStrategy, SaveStrategy
 
 FEEDLINE = Path(sys.executable).with_name("feedline")
@@ -70,12 +76,16 @@ def assert_verified(folder: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_two_ranks_save_and_others_load(folder: Path, start: Callable[..., Any]) -> None:
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_ranks_save_and_others_load(
+    folder: Path, start: Callable[..., Any], ranks: int
+) -> None:
     parent = folder.parent
     background = parent / "iter_0000020"
     background.mkdir()
     programs = [
-        start(megatron_ranks.__file__, parent, rank, 2, parent / "store") for rank in range(2)
+        start(megatron_ranks.__file__, parent, rank, ranks, parent / "store")
+        for rank in range(ranks)
     ]
     for program in programs:
         program.output()
@@ -87,6 +97,10 @@ def test_two_ranks_save_and_others_load(folder: Path, start: Callable[..., Any])
         assert names == ["common.pt", "latest", "metadata.json", f"step-{iteration:012}"]
         config = json.loads((each / "metadata.json").read_text())
         assert config["sharded_backend"] == "torch_dist"
+        # The same files with each release, so that all load them.
+        assert "common_state" not in " ".join(StorageReader(each).read_metadata().state_dict_metadata)
+        common = torch.load(each / "common.pt", weights_only=True)
+        assert common["iteration"] == 10 and common["names"] == ["a", ("b",)]
 
 
 def test_a_checkpoint_opens_without_megatron(folder: Path) -> None:
@@ -96,16 +110,16 @@ def test_a_checkpoint_opens_without_megatron(folder: Path) -> None:
     assert {("model", "weight"), ("model", "layers.weight"), ("exp_avg", "weight")} <= set(
         step.keys()
     )
-    assert step.entry("layers.weight") == ("BF16", [2, 3, 4])
+    assert step.entry("layers.weight") == ("BF16", [megatron_ranks.PARTS, 3, 4])
     assert (step.read("weight", "exp_avg") == megatron_ranks.WHOLE.numpy() * 2).all()
 
 
 def test_objects_are_the_bytes_that_megatron_pickled(folder: Path) -> None:
     save(folder)
     values = json.loads(ckpt.open(folder).blob("dcp-values-00000.json"))
-    reader = feedline.dcp.StorageReader(folder)
+    reader = StorageReader(folder)
     reader._gives_raw_bytes = True  # as LoadStrategy does
-    key = "rng_state/shard_1_2"
+    key = "rng_state/shard_1_4"
     pickled = reader._pickled(key)
     expected = io.BytesIO()
     torch.save([{"seed": 1, "of": ("x", 0)}], expected)
@@ -148,14 +162,14 @@ def test_checkpoints_of_megatron_load(folder: Path, without_gpu: None) -> None:
     dist_checkpointing.save(state_of(0, 1, 0, 2), str(folder))
     load_and_compare(str(folder), 0, 1, 1, 2)
     metadata = load_sharded_metadata(str(folder), LoadStrategy())
-    assert metadata["weight"].global_shape == (8, 6)
+    assert metadata["weight"].global_shape == (8, 12)
 
 
 def test_metadata_and_strict_loading(folder: Path) -> None:
     save(folder)
     metadata = load_sharded_metadata(str(folder), LoadStrategy())
-    assert isinstance(metadata["rng_state/shard_0_2"], ShardedObject)
-    assert metadata["layers.weight"].global_shape == (2, 3, 4)
+    assert isinstance(metadata["rng_state/shard_0_4"], ShardedObject)
+    assert metadata["layers.weight"].global_shape == (4, 3, 4)
     tensors = dist_checkpointing.load_tensors_metadata(str(folder), LoadStrategy())
     assert tensors["weight"].dtype == torch.float32 and "extra/shard_0_1" not in tensors
     unknown = {"w": ShardedTensor.from_rank_offsets("unknown", torch.ones(2))}
@@ -167,12 +181,12 @@ def test_metadata_and_strict_loading(folder: Path) -> None:
 
 def test_shapes_are_compared(folder: Path) -> None:
     save(folder)
-    other = {"w": ShardedTensor.from_rank_offsets("weight", torch.zeros(9, 6))}
+    other = {"w": ShardedTensor.from_rank_offsets("weight", torch.zeros(9, 12))}
     with pytest.raises(CheckpointException, match="Global shape mismatch"):
         dist_checkpointing.load(other, str(folder), LoadStrategy())
     padded = {
         "w": ShardedTensor.from_rank_offsets(
-            "weight", torch.ones(9, 6), allow_shape_mismatch=True
+            "weight", torch.ones(9, 12), allow_shape_mismatch=True
         )
     }
     found = dist_checkpointing.load(padded, str(folder), LoadStrategy())["w"]
@@ -198,7 +212,7 @@ def test_megatrons_queue_waits_for_a_background_save(
     monkeypatch.setattr(feedline.megatron.StorageWriter, "write_data", slow)
     queue = AsyncCallsQueue()
     request = dist_checkpointing.save(
-        state_of(0, 1, 0), str(folder), SaveStrategy(), async_sharded_save=True
+        state_of(0, 1, 0), str(folder), SaveStrategy(), **IN_BACKGROUND
     )
     # Megatron's persistent process, which needs a GPU, receives this by a queue.
     pickle.dumps(request._replace(finalize_fns=[]))
@@ -216,7 +230,7 @@ def test_a_failed_background_save_is_raised_at_its_end(
 ) -> None:
     monkeypatch.setattr(feedline.megatron.StorageWriter, "write_data", failing)
     request = dist_checkpointing.save(
-        state_of(0, 1, 0), str(folder), SaveStrategy(), async_sharded_save=True
+        state_of(0, 1, 0), str(folder), SaveStrategy(), **IN_BACKGROUND
     )
     with pytest.raises(CheckpointException, match="no disk"):
         request.execute_sync()
@@ -238,7 +252,7 @@ def test_saves_in_the_background_share_a_group(
     for change in range(2):
         state = state_of(0, 1, 0, change)
         dist_checkpointing.save(
-            state, str(folder), SaveStrategy(), async_sharded_save=True
+            state, str(folder), SaveStrategy(), **IN_BACKGROUND
         ).execute_sync()
         load_and_compare(str(folder), 0, 1, 0, change)
     assert len(groups) == 1
@@ -250,7 +264,7 @@ def test_saves_in_the_background_share_a_group(
     assert group() is None
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     dist_checkpointing.save(
-        state, str(folder), SaveStrategy(), async_sharded_save=True
+        state, str(folder), SaveStrategy(), **IN_BACKGROUND
     ).execute_sync()
     assert len(groups) == 1
 
@@ -269,23 +283,75 @@ def test_a_process_waits_for_the_lock_of_another() -> None:
     assert not os.path.exists(lock.path)
 
 
-def test_install_sets_both_strategies(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ModuleNotFoundError, match="megatron.training.checkpointing, found none"):
-        feedline.megatron.install()
+def test_a_checkpoint_with_hashes_of_megatron(folder: Path) -> None:
+    if "verify_integrity" not in inspect.signature(dist_checkpointing.save).parameters:
+        pytest.skip("megatron-core before 0.17.1 has no verify_integrity")
+    dist_checkpointing.save(state_of(0, 1, 0), str(folder), SaveStrategy(), verify_integrity=True)
+    load_and_compare(str(folder), 0, 1, 1, verify_integrity=True)
+
+
+def test_arguments_of_strategies_are_named(folder: Path) -> None:
+    with pytest.raises(TypeError, match="unknown_option"):
+        SaveStrategy().async_save(state_of(0, 1, 0), folder, unknown_option=1)
+    with pytest.raises(ValueError, match=r"found \['unknown_option'\]"):
+        options.check_save_arguments(("torch_dist", 1), {"unknown_option": 1, "thread_count": 2})
+    with pytest.raises(ValueError, match="expected the backend torch_dist 1"):
+        options.check_save_arguments(("zarr", 1), {})
+
+
+def test_a_release_without_common_files_is_refused(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A checkpoint could be saved, but not loaded.
+    for name in ("save_common", "get_default_save_common_strategy", "_legacy_common_state_exists"):
+        monkeypatch.delattr(serialization, name, raising=False)
+    release = f"found megatron-core {megatron.core.__version__}"
+    with pytest.raises(ValueError, match=release):
+        SaveStrategy().save({}, folder)
+
+
+class Training:
+    """The names that Megatron-LM's script of checkpoints had until 0.16."""
+
+    get_default_save_sharded_strategy = strategies.TorchDistSaveShardedStrategy
+    get_default_load_sharded_strategy = strategies.TorchDistLoadShardedStrategy
+
+
+def test_install_in_megatron_lm_before_its_release(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     training = types.ModuleType("megatron.training")
     module: Any = types.ModuleType("megatron.training.checkpointing")
     monkeypatch.setitem(sys.modules, training.__name__, training)
     monkeypatch.setitem(sys.modules, module.__name__, module)
-    with pytest.raises(AttributeError, match="get_default_save_sharded_strategy"):
+    release = f"megatron-core {megatron.core.__version__}.*found neither"
+    with pytest.raises(AttributeError, match=release):
         feedline.megatron.install()
-    module.get_default_save_sharded_strategy = strategies.TorchDistSaveShardedStrategy
-    module.get_default_load_sharded_strategy = strategies.TorchDistLoadShardedStrategy
+    vars(module).update(vars(Training))
     feedline.megatron.install(meta="here")
     # As Megatron-LM calls them.
     save_strategy = module.get_default_save_sharded_strategy("torch_dist")
+    assert_installed(folder, save_strategy, module.get_default_load_sharded_strategy(str(folder)))
+
+
+def test_install_in_released_megatron_lm(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if importlib.util.find_spec("megatron.training") is None:
+        with pytest.raises(ModuleNotFoundError, match="checkpointing, found none"):
+            feedline.megatron.install()
+        return
+    from megatron.training import checkpointing
+
+    for name in ("TorchDistSaveShardedStrategy", "TorchDistLoadShardedStrategy"):
+        monkeypatch.setattr(checkpointing, name, getattr(checkpointing, name))
+    feedline.megatron.install(meta="here")
+    save_strategy = checkpointing.TorchDistSaveShardedStrategy()
+    load_strategy = checkpointing.TorchDistLoadShardedStrategy(cache_metadata=True)
+    assert_installed(folder, save_strategy, load_strategy)
+
+
+def assert_installed(folder: Path, save_strategy: Any, load_strategy: Any) -> None:
     save_strategy.use_cached_ckpt_structure = True
     dist_checkpointing.save(state_of(0, 1, 0), str(folder), save_strategy)
     assert ckpt.open(folder).meta == "here"
-    load_strategy = module.get_default_load_sharded_strategy(str(folder))
     assert isinstance(load_strategy, LoadStrategy)
     assert isinstance(save_strategy, strategies.TorchDistSaveShardedStrategy)

@@ -56,6 +56,39 @@ def bytes_of(tensor: torch.Tensor) -> np.ndarray[Any, np.dtype[np.uint8]]:
     return view.numpy()
 
 
+def is_wrapper(tensor: torch.Tensor) -> bool:
+    """Whether a subclass computes the elements of a tensor, which has no memory of its own."""
+    return type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__
+
+
+def check_contents(tensor: torch.Tensor, name: str) -> torch.Tensor:
+    """Checks that the elements of a tensor are stored as its type and its size state.
+
+    A wrapper may contain one tensor of its own type and size, with others that are derived from
+    it, such as scales. The elements of a quantized tensor would be stored as other numbers.
+
+    Returns:
+        The tensor that has the memory of the elements.
+
+    Raises:
+        ValueError: It is not dense, or its elements are stored in another form.
+    """
+    inside = [tensor]
+    if is_wrapper(tensor):
+        flatten = getattr(tensor, "__tensor_flatten__", None)
+        parts = [getattr(tensor, part) for part in flatten()[0]] if flatten else []
+        form = (tensor.dtype, tensor.shape)
+        inside = [part for part in parts if (part.dtype, part.shape) == form]
+    if len(inside) != 1 or tensor.layout is not torch.strided or tensor.is_quantized:
+        kind = type(tensor)
+        raise ValueError(
+            f"cannot save tensor '{name}': expected a dense tensor, or a subclass over one of the "
+            f"same type and size, found {kind.__module__}.{kind.__qualname__} of {tensor.dtype} "
+            f"and {tensor.layout} (hint: convert it to a torch.Tensor)"
+        )
+    return tensor if inside[0] is tensor else check_contents(inside[0], name)
+
+
 class Names:
     """The group and the name in a step of every tensor of a state, and the path to every leaf."""
 

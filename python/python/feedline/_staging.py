@@ -7,6 +7,7 @@ of the copy before the optimizer's next step.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
 import mmap
@@ -14,14 +15,23 @@ import os
 import threading
 import weakref
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 import torch
+from torch.distributed._shard import sharded_tensor as _sharded_tensor
+from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex
+from torch.distributed.checkpoint.planner import WriteItem, WriteItemType
+from torch.distributed.checkpoint.planner_helpers import _create_write_items
+from torch.distributed.checkpoint.utils import find_tensor_shard
+from torch.distributed.tensor import DTensor
 
 from feedline import _feedline
-from feedline._names import bytes_of
+from feedline._names import bytes_of, check_contents, is_wrapper
+
+# It does not declare its names as exported.
+sharded_tensor: Any = _sharded_tensor
 
 _ALIGN_BYTES = 64
 
@@ -134,8 +144,9 @@ class _Copy:
 
     def __init__(self, state: dict[str, Any], optimizer: torch.optim.Optimizer | None) -> None:
         # Each tensor once, even if the state has it several times.
+        self._forms: dict[int, _Form] = {}
         self._tensors: dict[int, torch.Tensor] = {}
-        self._find(state)
+        self._find(state, "")
         self._copies: dict[int, torch.Tensor] = {}
         later = set() if optimizer is None else set(_storages(optimizer))
         parts: tuple[list[_Part], list[_Part]] = ([], [])
@@ -157,6 +168,7 @@ class _Copy:
         """The state with the copies. Afterwards only the state keeps their memory alive."""
         made = _Staged(self._rebuilt(state))
         made.copy_of = self
+        self._forms.clear()
         self._tensors.clear()
         self._copies.clear()
         return made
@@ -208,46 +220,52 @@ class _Copy:
         self._thread = threading.Thread(target=run, name="feedline-stage", daemon=True)
         self._thread.start()
 
-    def _find(self, value: Any) -> None:
+    def _find(self, value: Any, name: str, is_leaf: bool = False) -> None:
         if isinstance(value, torch.Tensor):
-            for local in _locals(value):
-                self._tensors.setdefault(id(local), local)
-        elif isinstance(value, Mapping):
-            for inner in value.values():
-                self._find(inner)
-        elif isinstance(value, list | tuple):
-            for inner in value:
-                self._find(inner)
+            if id(value) in self._forms:
+                return
+            form = _form_of(value, name)
+            try:
+                for local in form.locals:
+                    check_contents(local, name)
+            except ValueError:
+                # The save refuses it, too, and then ends the save of the other ranks.
+                form = _Form(value, [], lambda _: value)
+            self._forms[id(value)] = form
+            self._tensors.update({id(local): local for local in form.locals})
+        elif _class_of_copy(value, is_leaf) is not None:
+            is_leaf = is_leaf or not _is_flattened(value)
+            pairs = value.items() if isinstance(value, Mapping) else enumerate(value)
+            for key, inner in pairs:
+                self._find(inner, f"{name}.{key}" if name else str(key), is_leaf)
 
-    def _rebuilt(self, value: Any) -> Any:
+    def _rebuilt(self, value: Any, is_leaf: bool = False) -> Any:
         if isinstance(value, torch.Tensor):
-            return self._staged(value)
+            form = self._forms[id(value)]
+            return form.rebuild([self._copies[id(local)] for local in form.locals])
+        kind = _class_of_copy(value, is_leaf)
+        if kind is None:
+            return copy.deepcopy(value)
+        is_leaf = is_leaf or not _is_flattened(value)
         if isinstance(value, Mapping):
-            pairs = ((key, self._rebuilt(inner)) for key, inner in value.items())
-            return OrderedDict(pairs) if type(value) is OrderedDict else dict(pairs)
-        if type(value) in (list, tuple):
-            return type(value)(self._rebuilt(inner) for inner in value)
-        return copy.deepcopy(value)
+            return kind((key, self._rebuilt(inner, is_leaf)) for key, inner in value.items())
+        return kind(self._rebuilt(inner, is_leaf) for inner in value)
 
-    def _staged(self, tensor: Any) -> torch.Tensor:
-        copies = [self._copies[id(local)] for local in _locals(tensor)]
-        if _is_dtensor(tensor):
-            # Not `from_local`, which would move the copy back to the device of the mesh.
-            kind: Any = type(tensor)
-            return kind(copies[0], tensor._spec, requires_grad=False)  # type: ignore[no-any-return]
-        if _is_sharded(tensor):
-            from torch.distributed._shard import sharded_tensor
 
-            module: Any = sharded_tensor
-            shards = zip(copies, tensor.local_shards(), strict=True)
-            make = module.ShardedTensor._init_from_local_shards_and_global_metadata
-            is_pinned = any(local.is_pinned() for local in copies)
-            return make(  # type: ignore[no-any-return]
-                [module.Shard(local, _on_host(shard.metadata)) for local, shard in shards],
-                _metadata_on_host(tensor.metadata(), is_pinned),
-                process_group=tensor._process_group,
-            )
-        return copies[0]
+def _class_of_copy(value: Any, is_leaf: bool) -> type | None:
+    """The class of the copy of a container, or None for a value that `copy.deepcopy` copies."""
+    if type(value) in (dict, OrderedDict, list, tuple):
+        return type(value)
+    if is_leaf or not _is_flattened(value):
+        return None  # a value, which another class would change
+    return dict if isinstance(value, Mapping) else list
+
+
+def _is_flattened(value: Any) -> bool:
+    """Whether DCP saves the contents of a container, instead of the container as one value."""
+    if isinstance(value, list):
+        return any(isinstance(inner, torch.Tensor) or _is_flattened(inner) for inner in value)
+    return isinstance(value, Mapping)
 
 
 _Part = tuple[torch.Tensor, int, torch.Tensor, torch.Tensor]
@@ -280,7 +298,8 @@ def _places(tensors: list[torch.Tensor]) -> list[tuple[torch.Tensor, int, torch.
 def _copy_parts(parts: list[_Part]) -> None:
     large = []
     for arena, at, into, tensor in parts:
-        is_plain = tensor.device.type == "cpu" and tensor.is_contiguous()
+        is_in_memory = tensor.device.type == "cpu" and not is_wrapper(tensor)
+        is_plain = is_in_memory and tensor.is_contiguous()
         if is_plain and tensor.numel() * tensor.element_size() >= _LARGE_BYTES:
             large.append((at, bytes_of(tensor)))
             of_large = arena  # tensors in host memory share one arena
@@ -324,21 +343,159 @@ def _storages(optimizer: torch.optim.Optimizer) -> Iterator[int]:
         for parameter in group["params"]:
             tensors = [parameter, *optimizer.state.get(parameter, {}).values()]
             for tensor in tensors:
-                if isinstance(tensor, torch.Tensor):
-                    yield from (_storage(local) for local in _locals(tensor))
+                # One that cannot be saved is not in the state.
+                with contextlib.suppress(ValueError):
+                    if isinstance(tensor, torch.Tensor):
+                        yield from map(_storage, _form_of(tensor, "").locals)
 
 
 def _storage(tensor: torch.Tensor) -> int:
-    return tensor.untyped_storage().data_ptr()
+    return check_contents(tensor, "").untyped_storage().data_ptr()
 
 
-def _locals(tensor: Any) -> list[torch.Tensor]:
-    """The plain tensors of this rank that a tensor consists of. The same objects at each call."""
-    if _is_dtensor(tensor):
-        return [tensor._local_tensor]
-    if _is_sharded(tensor):
-        return [shard.tensor for shard in tensor.local_shards()]
-    return [tensor]
+@dataclasses.dataclass(frozen=True)
+class _Form:
+    """What a tensor consists of."""
+
+    tensor: torch.Tensor
+    """The tensor, which keeps its `id` from being reused."""
+    locals: list[torch.Tensor]
+    """The parts of it that this rank has."""
+    rebuild: Callable[[list[torch.Tensor]], torch.Tensor]
+    """A tensor that DCP saves like the original, from copies of the parts in host memory."""
+
+
+def _form_of(tensor: Any, name: str) -> _Form:
+    """The form of a tensor: its copy has the same class if DCP then plans the same for it.
+
+    Raises:
+        ValueError: DCP would save it as something else than parts of one tensor.
+    """
+    if type(tensor) is DTensor:
+        local: torch.Tensor = tensor._local_tensor
+        # A rank outside of the mesh saves nothing.
+        is_known = _is_ordinary(tensor) and _is_ordinary(local)
+        is_known = is_known or tensor.device_mesh.get_coordinate() is None
+        if is_known or _is_planned_as(tensor, _dtensor(tensor, _meta_like(local))):
+            return _Form(tensor, [local], lambda copies: _dtensor(tensor, copies[0]))
+    elif type(tensor) is sharded_tensor.ShardedTensor:
+        if not hasattr(tensor, "__create_write_items__"):
+            locals = [shard.tensor for shard in tensor.local_shards()]
+            return _Form(tensor, locals, lambda copies: _sharded(tensor, copies))
+    elif _is_ordinary(tensor) or _is_planned_as(tensor, _meta_like(tensor)):
+        return _Form(tensor, [tensor], lambda copies: copies[0])
+    return _form_of_pieces(tensor, name)
+
+
+def _form_of_pieces(tensor: torch.Tensor, name: str) -> _Form:
+    items = _create_write_items("", tensor)
+    for item in items:
+        if item.type not in (WriteItemType.SHARD, WriteItemType.TENSOR) or item.index.fqn:
+            kind = type(tensor)
+            raise ValueError(
+                f"cannot copy '{name}': expected a tensor that DCP saves as pieces of it, found "
+                f"{kind.__module__}.{kind.__qualname__}, which it saves as {item.type.name} of "
+                f"'{name}{item.index.fqn}' (hint: dcp.save needs no copy)"
+            )
+    pieces = [find_tensor_shard(tensor, item.index) for item in items]
+    shape, dtype = tensor.shape, tensor.dtype
+    return _Form(tensor, pieces, lambda copies: StagedPieces(shape, dtype, items, copies))
+
+
+def _is_ordinary(tensor: torch.Tensor) -> bool:
+    """Whether a tensor has no attributes, by which DCP might save it as another one."""
+    return type(tensor) in (torch.Tensor, torch.nn.Parameter, DTensor) and not vars(tensor)
+
+
+def _meta_like(tensor: torch.Tensor) -> torch.Tensor:
+    """A plain tensor of the same type and size, without memory."""
+    return torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
+
+
+def _is_planned_as(tensor: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether DCP saves a tensor as it would save the other one."""
+    plans = [
+        [
+            (item.type, item.index, data and (data.chunk, data.size, data.properties.dtype))
+            for item in _create_write_items("", each)
+            for data in (item.tensor_data,)
+        ]
+        for each in (tensor, other)
+    ]
+    return plans[0] == plans[1]
+
+
+class StagedPieces(torch.Tensor):
+    """Copies of the pieces of a tensor that DCP saves in pieces by one of its protocols.
+
+    DCP's planners get the same items for it as for the original, and the copies for these items.
+    Unlike attributes of a tensor, these remain when it is sent to another process.
+    """
+
+    _items: list[WriteItem]
+    _pieces: list[torch.Tensor]
+
+    @staticmethod
+    def __new__(
+        cls,
+        shape: torch.Size,
+        dtype: torch.dtype,
+        items: list[WriteItem],
+        pieces: list[torch.Tensor],
+    ) -> StagedPieces:
+        made: StagedPieces = torch.Tensor._make_wrapper_subclass(cls, shape, dtype=dtype)
+        made._items, made._pieces = items, pieces
+        return made
+
+    def __create_write_items__(self, fqn: str, object: Any) -> list[WriteItem]:
+        return [
+            dataclasses.replace(item, index=dataclasses.replace(item.index, fqn=fqn))
+            for item in self._items
+        ]
+
+    def __create_chunk_list__(self) -> list[ChunkStorageMetadata]:
+        return [item.tensor_data.chunk for item in self._items if item.tensor_data is not None]
+
+    def __get_tensor_shard__(self, index: MetadataIndex) -> torch.Tensor:
+        for item, piece in zip(self._items, self._pieces, strict=True):
+            if item.index.offset == index.offset:
+                return piece
+        raise ValueError(
+            f"cannot save '{index.fqn}': expected a piece at {index.offset}, found pieces at "
+            f"{[item.index.offset for item in self._items]}"
+        )
+
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        return (StagedPieces, (self.shape, self.dtype, self._items, self._pieces))
+
+    def __repr__(self, **_: Any) -> str:  # type: ignore[override]
+        return f"StagedPieces({list(self.shape)}, {len(self._pieces)} pieces)"
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> torch.Tensor:
+        raise ValueError(
+            f"cannot compute {func} of a copy for a save: expected a planner that saves the pieces "
+            "of tensors by DCP's protocol, found one that reads the whole (hint: use dcp.save)"
+        )
+
+
+def _dtensor(tensor: Any, local: torch.Tensor) -> torch.Tensor:
+    # Not `from_local`, which would move the copy back to the device of the mesh.
+    kind: Any = DTensor
+    return kind(local, tensor._spec, requires_grad=False)  # type: ignore[no-any-return]
+
+
+def _sharded(tensor: Any, copies: list[torch.Tensor]) -> torch.Tensor:
+    shards = zip(copies, tensor.local_shards(), strict=True)
+    make = sharded_tensor.ShardedTensor._init_from_local_shards_and_global_metadata
+    is_pinned = any(local.is_pinned() for local in copies)
+    return make(  # type: ignore[no-any-return]
+        [sharded_tensor.Shard(local, _on_host(shard.metadata)) for local, shard in shards],
+        _metadata_on_host(tensor.metadata(), is_pinned),
+        process_group=tensor._process_group,
+    )
 
 
 def _metadata_on_host(metadata: Any, is_pinned: bool) -> Any:
@@ -356,11 +513,3 @@ def _on_host(shard: Any) -> Any:
     """The metadata of a shard in host memory: ``rank:3/cpu`` for ``rank:3/cuda:1``."""
     owner, _, _ = str(shard.placement).rpartition("/")
     return type(shard)(list(shard.shard_offsets), list(shard.shard_sizes), f"{owner}/cpu")
-
-
-def _is_dtensor(tensor: torch.Tensor) -> bool:
-    return type(tensor).__name__ == "DTensor" and hasattr(tensor, "_local_tensor")
-
-
-def _is_sharded(tensor: torch.Tensor) -> bool:
-    return type(tensor).__name__ == "ShardedTensor"

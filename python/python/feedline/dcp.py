@@ -60,7 +60,8 @@ from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
 from feedline import _feedline, ckpt
-from feedline._names import DTYPES, Names, bytes_of, dtype_name
+from feedline._names import DTYPES, Names, bytes_of, check_contents, dtype_name, is_wrapper
+from feedline._plans import PlanCaches, check_keywords, check_plan, plans_refusal
 from feedline._staging import StagesCopies, release_staging
 from feedline._values import decoded, encoded
 from feedline.ckpt import Step, open_folder, open_step
@@ -193,6 +194,8 @@ class StorageWriter(StagesCopies, _StorageWriter):
         return True
 
     def storage_meta(self) -> StorageMeta:
+        # The first call of a save in each rank, before its planner can fail.
+        _plan_caches.start()
         return StorageMeta(checkpoint_id=self.checkpoint_id)
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
@@ -210,6 +213,7 @@ class StorageWriter(StagesCopies, _StorageWriter):
             raise _conflict(self, "save", name)
 
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
+        check_keywords(kwargs, ("rank", "use_collectives"), "set_up_storage_writer")
         if not kwargs.get("use_collectives", True):
             raise ValueError(
                 "cannot save with use_collectives=False: expected ranks that agree on what each of "
@@ -217,13 +221,13 @@ class StorageWriter(StagesCopies, _StorageWriter):
             )
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
+        check_plan(plan)
         return dataclasses.replace(plan, storage_data=_feedline.process_identity())
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
+        plans = _plan_caches.completed(plans)
         if not any(plan.usable for plan in plans):
-            _last_plans.check()
-            return plans  # each rank has the last plans, with the instructions of then
-        plans = _last_plans.completed(plans)
+            return plans  # each rank has its last plan, with the instructions of then
         recipe, names = _recipe_of(plans)
         packed = zlib.compress(json.dumps(recipe).encode(), 1)
         token = secrets.token_hex(8)
@@ -234,15 +238,18 @@ class StorageWriter(StagesCopies, _StorageWriter):
             _Orders(packed, writer, token, members, b"" if writer else zlib.compress(names), room)
             for writer in range(len(plans))
         ]
-        _last_plans.keep(plans)
+        _plan_caches.keep(plans)
         return [
             dataclasses.replace(plan, storage_data=order)
             for plan, order in zip(plans, orders, strict=True)
         ]
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
-        orders = cast(_Orders, plan.storage_data)
-        _last_plans.used_by(planner)
+        orders = plan.storage_data
+        if not isinstance(orders, _Orders):
+            raise plans_refusal()
+        _plan_caches.end()
+        check_plan(plan)
         recipe = zlib.decompress(orders.recipe)
         part = json.dumps(
             {
@@ -392,6 +399,7 @@ class StorageReader(_StorageReader):
             self._open(step)
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+        check_keywords(kwargs, ("rank",), "read_metadata")
         if kwargs.get("rank") is not None:
             raise FileNotFoundError("a step has no metadata of a single rank")
         entries: dict[str, Any] = {}
@@ -404,9 +412,10 @@ class StorageReader(_StorageReader):
     def set_up_storage_reader(
         self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any
     ) -> None:
-        pass
+        check_keywords(kwargs, ("rank", "use_collectives"), "set_up_storage_reader")
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
+        check_plan(plan)
         return dataclasses.replace(plan, storage_data=self.step)
 
     def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
@@ -419,6 +428,7 @@ class StorageReader(_StorageReader):
         return plans
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
+        check_plan(plan)
         tensors = []
         for item in plan.items:
             if item.type == LoadItemType.BYTE_IO:
@@ -429,9 +439,8 @@ class StorageReader(_StorageReader):
         others: list[tuple[ReadItem, torch.Tensor]] = []
         for item, target in tensors:
             stored = self._stored_dtype(item)
-            is_direct = (
-                target.device.type == "cpu" and target.dtype == stored and target.is_contiguous()
-            )
+            is_in_memory = target.device.type == "cpu" and not is_wrapper(target)
+            is_direct = is_in_memory and target.dtype == stored and target.is_contiguous()
             (direct if is_direct else others).append((item, target))
         self._read(direct)
         batch: list[tuple[ReadItem, torch.Tensor]] = []
@@ -514,50 +523,6 @@ class _Attempts:
         return self._counts[step]
 
 
-class _LastPlans:
-    """The plans of the last save by a planner that caches plans and sends only changed ones."""
-
-    def __init__(self) -> None:
-        self._plans: list[SavePlan] = []
-        self._made: list[SavePlan] | None = None
-        self._planners: set[type] = set()
-        self._is_complete = False
-
-    def completed(self, plans: list[SavePlan]) -> list[SavePlan]:
-        """The plans of all ranks, with the last plan of each rank that has sent none."""
-        # Until `keep`: if the save fails before, planners have cached plans that this class lacks.
-        self._is_complete = False
-        if all(plan.usable for plan in plans):
-            return plans
-        if len(self._planners) != 1 or len(self._plans) != len(plans):
-            raise self._refusal()
-        pairs = zip(plans, self._plans, strict=True)
-        return [plan if plan.usable else last for plan, last in pairs]
-
-    def keep(self, plans: list[SavePlan]) -> None:
-        """Records the plans of a save."""
-        self._made, self._is_complete = plans, True
-
-    def used_by(self, planner: SavePlanner) -> None:
-        """Records that the last plans are those of this planner."""
-        made, self._made = self._made, None
-        if made is not None and getattr(planner, "_enable_plan_caching", False):
-            self._plans = made
-            self._planners.add(type(planner))
-
-    def check(self) -> None:
-        """Raises unless the cached plans of all planners are those of the last save."""
-        if not self._is_complete:
-            raise self._refusal()
-
-    def _refusal(self) -> ValueError:
-        return ValueError(
-            "cannot save by a planner that keeps its plans: expected the plans of all ranks, found "
-            "that some are not known, after a save that failed or was of another state (hint: "
-            "leave out enable_plan_caching)"
-        )
-
-
 class _Drains:
     """Threads that copy steps to second folders, one per pair. The program exits after they end."""
 
@@ -613,7 +578,7 @@ class _Drains:
 _log = logging.getLogger("feedline.ckpt")
 _drains = _Drains()
 _attempts = _Attempts()
-_last_plans = _LastPlans()
+_plan_caches = PlanCaches()
 
 
 def _recipe_of(plans: list[SavePlan]) -> tuple[dict[str, Any], bytes]:
@@ -681,7 +646,11 @@ def _host_tensor(planner: SavePlanner, item: WriteItem) -> torch.Tensor:
             f"found {tensor.dtype} {list(tensor.shape)} (hint: a planner that keeps its plans does "
             "not see that a type has changed; leave out enable_plan_caching)"
         )
-    return tensor.to("cpu").contiguous()
+    check_contents(tensor, item.index.fqn)
+    tensor = tensor.to("cpu").contiguous()
+    if is_wrapper(tensor):
+        return torch.empty(tensor.shape, dtype=tensor.dtype).copy_(tensor)
+    return tensor
 
 
 def _value_of(planner: SavePlanner, item: WriteItem) -> Any:

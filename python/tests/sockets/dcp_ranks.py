@@ -1,11 +1,12 @@
 """One rank of several: ``python dcp_ranks.py FOLDER VERB RANK WORLD STORE [TENSORS]``.
 
-``VERB`` is ``save``, ``load``, ``sharded`` or ``refused``, ``STORE`` a file for the rendezvous of
-the ranks. Each exits with 0 if its checks pass.
+``VERB`` is ``save``, ``load`` or one of `VERBS`, ``STORE`` a file for the rendezvous of the ranks.
+Each exits with 0 if its checks pass.
 """
 
 from __future__ import annotations
 
+import collections
 import sys
 from typing import Any
 
@@ -13,10 +14,14 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex
+from torch.distributed.checkpoint.metadata import TensorProperties
+from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
+from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
-from feedline import AbortedError
+from feedline import AbortedError, ckpt
 from feedline.dcp import StorageReader, StorageWriter
 
 TENSORS = int(sys.argv[6]) if len(sys.argv) > 6 else 10_000
@@ -72,7 +77,6 @@ def sharded(folder: str, rank: int, world: int) -> None:
     processes, and loaded as whole tensors."""
     from torch.distributed._shard import sharded_tensor
     from torch.distributed._shard.sharding_spec import ChunkShardingSpec
-    from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
 
     whole = torch.arange(60, dtype=torch.float32).view(10, 6)
     spec = ChunkShardingSpec(0, [f"rank:{n}/cpu" for n in range(world)])
@@ -130,13 +134,190 @@ def refused(folder: str, rank: int, world: int) -> None:
     assert StorageReader(folder).step == 1
 
 
+class Rows(torch.Tensor):
+    """Two ranges of rows of a tensor, in a tensor that only DCP's protocol describes."""
+
+    ranges: list[tuple[int, int, torch.Tensor]]
+
+    @staticmethod
+    def of(tensor: torch.Tensor, ranges: list[tuple[int, int]]) -> Rows:
+        made: Rows = torch.Tensor._make_wrapper_subclass(Rows, tensor.shape, dtype=tensor.dtype)
+        made.ranges = [(at, end, tensor[at:end].clone()) for at, end in ranges]
+        return made
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        raise NotImplementedError(f"{func} of rows")
+
+    def __create_chunk_list__(self) -> list[ChunkStorageMetadata]:
+        return [
+            ChunkStorageMetadata(torch.Size([at, 0]), rows.shape) for at, _, rows in self.ranges
+        ]
+
+    def __create_write_items__(self, fqn: str, _: object) -> list[WriteItem]:
+        properties = TensorProperties(dtype=self.dtype)
+        return [
+            WriteItem(
+                MetadataIndex(fqn, chunk.offsets),
+                WriteItemType.SHARD,
+                tensor_data=TensorWriteData(chunk, properties, self.shape),
+            )
+            for chunk in self.__create_chunk_list__()
+        ]
+
+    def __get_tensor_shard__(self, index: MetadataIndex) -> torch.Tensor:
+        assert index.offset is not None
+        return {at: rows for at, _, rows in self.ranges}[index.offset[0]]
+
+
+WHOLE = torch.arange(66, dtype=torch.float32).view(11, 6)
+
+
+def ranges_of(rank: int, world: int) -> list[tuple[int, int]]:
+    """The rows of a rank: two ranges, of which no two have the same length."""
+    cuts = [n * 11 // (2 * world) for n in range(2 * world + 1)]
+    return [(cuts[n], cuts[n + 1]) for n in (rank, 2 * world - 1 - rank)]
+
+
+def public(whole: torch.Tensor, ranges: list[tuple[int, int]]) -> Any:
+    """The rows as a ``CheckpointableTensor``: local memory with a row of padding in front."""
+    rows = [whole[at:end] for at, end in ranges]
+    local: Any = torch.cat([torch.full((1, 6), -1.0), *rows])
+    starts = (1, 1 + len(rows[0]))
+    local.global_shape = tuple(whole.shape)
+    local.global_offsets = tuple((at, 0) for at, _ in ranges)
+    local.local_offsets = tuple((start, 0) for start in starts)
+    local.local_sizes = tuple(tuple(each.shape) for each in rows)
+    return local
+
+
+def uneven(whole: torch.Tensor, rank: int, world: int, mesh: DeviceMesh) -> DTensor:
+    """A `DTensor` whose local tensor has attributes with its rows, as Megatron's FSDP makes it."""
+    ends = [0, *(11 - 2 * (world - n) for n in range(1, world)), 11]
+    rows = Rows.of(whole, [(ends[rank], ends[rank + 1])])
+    ((_, _, local),) = rows.ranges
+    made = DTensor.from_local(
+        local, mesh, [Shard(0)], run_check=False, shape=whole.shape, stride=whole.stride()
+    )
+    held: Any = made._local_tensor
+    held.__create_write_items__ = rows.__create_write_items__
+    held.__create_chunk_list__ = rows.__create_chunk_list__
+    return made
+
+
+def state_in_pieces(whole: torch.Tensor, rank: int, world: int) -> dict[str, Any]:
+    """A tensor of every class that DCP saves in pieces, in containers that it flattens."""
+    mesh = dist.init_device_mesh("cpu", (world,))
+    ranges = ranges_of(rank, world)
+    state: dict[str, Any] = {
+        "model": {"rows": Rows.of(whole, ranges)},
+        "list": [collections.defaultdict(None, uneven=uneven(whole, rank, world, mesh))],
+    }
+    if hasattr(dcp, "CheckpointableTensor"):  # torch 2.15
+        state["model"]["public"] = public(whole, ranges)
+    return state
+
+
+def pieces(folder: str, rank: int, world: int) -> None:
+    """Tensors that only DCP's protocols describe, saved in each way, and loaded again."""
+    for step, kind in enumerate((None, *AsyncCheckpointerType)):
+        writer = StorageWriter(folder, step)
+        state = state_in_pieces(WHOLE + step, rank, world)
+        if kind is None:
+            dcp.save(state, storage_writer=writer)
+        else:
+            future = dcp.async_save(state, storage_writer=writer, async_checkpointer_type=kind)
+            for tensor in tensors_in_pieces(state):
+                tensor.zero_()
+            future.result()
+    load_pieces(folder, rank, world)
+
+
+def tensors_in_pieces(state: dict[str, Any]) -> list[torch.Tensor]:
+    """The memory of all pieces of this rank."""
+    held = [rows for _, _, rows in state["model"]["rows"].ranges]
+    held.append(state["list"][0]["uneven"].to_local())
+    return [*held, *([state["model"]["public"]] if "public" in state["model"] else [])]
+
+
+def load_pieces(folder: str, rank: int, world: int) -> None:
+    for step in range(3):
+        expected = state_in_pieces(WHOLE + step, rank, world)
+        found = state_in_pieces(torch.full_like(WHOLE, -1.0), rank, world)
+        dcp.load(found, storage_reader=StorageReader(folder, step))
+        for a, b in zip(tensors_in_pieces(found), tensors_in_pieces(expected), strict=True):
+            assert torch.equal(a, b), (step, a, b)
+        plain = {"model": {key: torch.zeros_like(WHOLE) for key in found["model"]}}
+        dcp.load(plain, storage_reader=StorageReader(folder, step))
+        assert all(torch.equal(each, WHOLE + step) for each in plain["model"].values())
+
+
+def cached(folder: str, rank: int, world: int) -> None:
+    """Plans are cached, and some saves fail while they are planned or written."""
+    step = 0
+
+    def saved(state: dict[str, Any], *more: str, error: str = "") -> None:
+        """Saves the next step, which has these tensors more, or fails with an error."""
+        nonlocal step
+        step += 1
+        planner = DefaultSavePlanner(enable_plan_caching=True)
+        writer = StorageWriter(folder, step, timeout=60)
+        try:
+            dcp.save(state, storage_writer=writer, planner=planner)
+        except dcp.api.CheckpointException as failure:
+            assert error and error in str(failure), failure
+            return
+        assert not error
+        names = [f"{n}.w" for n in range(world)] + list(more)
+        assert sorted(name for _, name in ckpt.open(folder, step).keys()) == sorted(names)
+        found = {
+            key: {name: torch.zeros_like(tensor) for name, tensor in each.items()}
+            for key, each in state.items()
+        }
+        dcp.load(found, storage_reader=StorageReader(folder, step))
+        for key, each in state.items():
+            assert all(torch.equal(found[key][name], each[name]) for name in each), key
+
+    is_last = rank == world - 1
+    weight = torch.full((2,), float(rank))
+    state: dict[str, Any] = {str(rank): {"w": weight}}
+    # Planning fails if rank 0 has this; meanwhile the last rank has a tensor more.
+    bad = {"bad": {"c": torch.ones(2, dtype=torch.complex64)}} if rank == 0 else {}
+    later = {"b": {"v": torch.ones(3)}} if is_last else {}
+    saved(state)
+    weight += 1
+    saved(state)
+    saved({**state, **later, **bad}, error="complex64")
+    saved({**state, **later}, "b.v")  # the last rank has the plan of the failed save
+    saved({**state, **later}, "b.v")
+    saved({**state, **later, **bad}, error="complex64")
+    saved(state)  # the state of an earlier save
+    # This fails while it is written.
+    saved({**state, **({"when": object()} if is_last else {})}, error="when")
+    saved(state)
+    # Only one rank has another plan: those of the others are not sent.
+    late = {"late": {"v": torch.ones(1)}} if rank == 0 else {}
+    saved({**state, **late}, "late.v")
+    saved({**state, **late}, "late.v")
+    assert ckpt.verify(folder)["ok"]
+
+
+VERBS = {
+    "sharded": sharded,
+    "refused": refused,
+    "pieces": pieces,
+    "load-pieces": load_pieces,
+    "cached": cached,
+}
+
+
 def main() -> None:
     folder, verb, store = sys.argv[1], sys.argv[2], sys.argv[5]
     rank, world = int(sys.argv[3]), int(sys.argv[4])
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world)
-    if verb in ("sharded", "refused"):
-        {"sharded": sharded, "refused": refused}[verb](folder, rank, world)
+    if verb in VERBS:
+        VERBS[verb](folder, rank, world)
     else:
         {"save": save, "load": load}[verb](folder, world)
     dist.barrier()

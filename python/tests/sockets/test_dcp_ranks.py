@@ -15,7 +15,7 @@ import torch.distributed.checkpoint as dcp
 
 import feedline
 from feedline import ckpt
-from feedline.dcp import StorageWriter
+from feedline.dcp import StorageReader, StorageWriter
 
 HERE = Path(__file__).parent
 
@@ -54,6 +54,27 @@ def test_sharded_tensors_in_the_background(
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     monkeypatch.setenv("MASTER_PORT", "0")
     run_ranks("sharded", 2)
+
+
+def test_tensors_of_every_protocol_are_saved_in_pieces(
+    run_ranks: Callable[..., None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Copies for background saves had lost what describes them: a shard was saved as the whole.
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("MASTER_PORT", "0")
+    run_ranks("pieces", 2)
+    run_ranks("load-pieces", 3)
+    state = {"list": [{"uneven": torch.zeros(11, 6)}], "model": {"rows": torch.zeros(11, 6)}}
+    for step in range(3):
+        dcp.load(state, storage_reader=StorageReader(tmp_path / "ckpt", step))
+        expected = torch.arange(66.0).view(11, 6) + step
+        assert torch.equal(state["list"][0]["uneven"], expected)
+        assert torch.equal(state["model"]["rows"], expected)
+    assert ckpt.verify(tmp_path / "ckpt")["ok"]
+
+
+def test_cached_plans_after_failed_saves(run_ranks: Callable[..., None]) -> None:
+    run_ranks("cached", 3)
 
 
 def test_a_rank_that_cannot_save_ends_the_others(

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import re
-from collections.abc import Iterator
+import struct
+from collections.abc import Iterable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import (
@@ -32,9 +35,37 @@ from feedline import _feedline
 from feedline._staging import StagesCopies
 from feedline.ckpt import open_folder
 from feedline.dcp import StorageReader, StorageWriter, step_url
-from feedline.torch import Loader
+from feedline.torch import Loader, tensors
 
 __all__ = ["CheckpointManager", "DataLoader"]
+
+
+# Fields of torchtitan's configs that are followed or refused. `_refuse_unknown` refuses others.
+DATA_FIELDS = ("dataset", "dataset_path")
+CHECKPOINT_FIELDS = (
+    "async_mode",
+    "create_seed_checkpoint",
+    "enable",
+    "enable_first_step_checkpoint",
+    "exclude_from_loading",
+    "export_dtype",
+    "folder",
+    "initial_load_in_hf",
+    "initial_load_in_hf_quantized",
+    "initial_load_model_only",
+    "initial_load_path",
+    "interval",
+    "keep_latest_k",
+    "last_save_in_hf",
+    "last_save_model_only",
+    "load_only",
+    "load_step",
+)
+# Documents whose last tokens are compared with the tokenizer's `eos_id`.
+DOCUMENTS_CHECKED_MAX = 16
+WITHOUT_DOCUMENTS = "reset_at_document=False, mask_eod_loss=False ignore documents"
+# Numpy's names for the type codes of Megatron's `.idx`.
+INDEX_DTYPES = {1: "<u1", 2: "<i1", 3: "<i2", 4: "<i4", 5: "<i8", 8: "<u2"}
 
 
 class DataLoader(BaseDataLoader):
@@ -42,10 +73,18 @@ class DataLoader(BaseDataLoader):
 
     All are int64 of the shape ``[local_batch_size, seq_len]``. A token without a loss has the label
     -100. In a config: ``dataloader=feedline.torchtitan.DataLoader.Config(dataset_path="corpus")``.
-    Its state is part of torchtitan's checkpoints and loads into any number of ranks.
+
+    Documents have the meaning of torchtitan's own loaders: positions are 0 at the start of a sample
+    and of a document, from which models make their attention masks, and no label is the first
+    token of the next document. Samples are Megatron's, so ``input`` contains the tokens that end
+    documents, which torchtitan omits.
+
+    The state is part of torchtitan's checkpoints and loads into any number of ranks. A second loop
+    continues where the first ended.
 
     Raises:
-        ValueError: There is no ``dataset_path``, or a setting is out of its range.
+        ValueError: There is no ``dataset_path``, a setting is out of its range or not known, the
+            samples are too few for a batch, or no document ends with the tokenizer's ``eos_id``.
         FileNotFoundError: There are no such files.
         CorruptError: The files do not match their formats.
     """
@@ -53,7 +92,7 @@ class DataLoader(BaseDataLoader):
     @dataclass(kw_only=True, slots=True)
     class Config(BaseDataLoader.Config):
         """``dataset_path`` is the prefix of a corpus, or the TOML of a run, as for
-        `feedline.open`. The other fields are arguments of that function."""
+        `feedline.open`. The other fields are arguments of that function, except ``infinite``."""
 
         num_samples: int | None = None
         """Samples that the order is built for. Default: one epoch."""
@@ -61,11 +100,16 @@ class DataLoader(BaseDataLoader):
         """Seed of the order. Default: 1234."""
         split: str | None = None
         """Shares of the documents for training, validation and test. Default: all for training."""
-        reset_at_document: bool = False
+        reset_at_document: bool | None = None
         """Whether positions restart after each token that ends a document: the tokenizer's
-        ``eos_id``."""
-        mask_eod_loss: bool = False
-        """Whether that token has no loss."""
+        ``eos_id``. Default: true; with a TOML, that of the run."""
+        mask_eod_loss: bool | None = None
+        """Whether that token has no loss. Default: true; with a TOML, that of the run."""
+        infinite: bool = False
+        """Whether the samples start again when they end; otherwise the run does, and a rest that is
+        too short for a batch of every rank is dropped. Sample `i` is then that of the number
+        ``i % num_samples``, also within a batch and after a resume with other ranks. torchtitan's
+        validator sets it."""
         path_to_cache: str | None = None
         """Folder of the sample indexes. Default: beside the corpus."""
         pin_memory: bool = False
@@ -80,24 +124,25 @@ class DataLoader(BaseDataLoader):
         tokenizer: Any,
         seq_len: int,
         local_batch_size: int,
-        **_: Any,
+        snapshot_every_n_steps: int | None = None,
+        **unknown: Any,
     ) -> None:
-        if not config.dataset_path:
-            raise ValueError("cannot open samples: expected dataset_path, found none")
-        documents: dict[str, Any] = {}
-        if config.reset_at_document or config.mask_eod_loss:
-            documents["reset_at_document"] = config.reset_at_document
-            documents["mask_eod_loss"] = config.mask_eod_loss
-            documents["special"] = {"eod": tokenizer.eos_id}
-        dataset = feedline.open(
-            config.dataset_path,
-            sequence_length=seq_len,
-            num_samples=config.num_samples,
-            random_seed=config.seed,
-            split=config.split,
-            path_to_cache=config.path_to_cache,
-            **documents,
-        )
+        # The state is exact after every batch, so snapshots of it have no meaning here.
+        del snapshot_every_n_steps
+        for name in unknown:
+            raise ValueError(
+                f"cannot build a loader: expected torchtitan's arguments, found {name!r} (hint: "
+                "this version of feedline does not know it)"
+            )
+        _refuse_unknown(config, BaseDataLoader.Config, DATA_FIELDS)
+        dataset = _open(config, tokenizer, seq_len)
+        step_samples = local_batch_size * dp_world_size
+        count = len(dataset)
+        if count == 0 or (count < step_samples and not config.infinite):
+            raise ValueError(
+                f"cannot load batches: expected at least {step_samples} samples, a batch of every "
+                f"rank, found {count} (hint: infinite=True repeats the samples)"
+            )
         self.loader = Loader(
             dataset,
             pin_memory=config.pin_memory,
@@ -105,25 +150,151 @@ class DataLoader(BaseDataLoader):
             data_parallel_rank=dp_rank,
             data_parallel_size=dp_world_size,
         )
+        self._infinite = config.infinite
+        self._pin_memory = config.pin_memory
+        self._step_samples = step_samples
+        # Of a batch of all ranks, the samples of this one.
+        self._rows = range(dp_rank * local_batch_size, (dp_rank + 1) * local_batch_size)
+        # Samples of completed passes: a multiple of their number.
+        self._passed = 0
 
     def __iter__(self) -> Iterator[tuple[dict[str, torch.Tensor], torch.Tensor]]:
-        for batch in self.loader:
+        while (batch := self._next()) is not None:
             labels = batch["labels"].masked_fill_(batch["loss_mask"] == 0, IGNORE_INDEX)
             yield {"input": batch["tokens"], "positions": batch["position_ids"]}, labels
 
+    def _next(self) -> dict[str, torch.Tensor] | None:
+        batch = next(self.loader, None)
+        if batch is not None or not self._infinite:
+            return batch
+        # The batch that contains the end. State is set after the read, which may raise an error.
+        dataset, consumed = self.loader.dataset, self.samples_consumed
+        arrays = dataset.read([(consumed + row) % len(dataset) for row in self._rows])
+        batch = tensors(arrays, pin_memory=self._pin_memory)
+        self._continue(self.loader.state_dict(), consumed + self._step_samples)
+        return batch
+
+    def _continue(self, state: dict[str, Any], consumed: int) -> None:
+        place = consumed % len(self.loader.dataset)
+        self.loader.load_state_dict({**state, "samples_consumed": place})
+        self._passed = consumed - place
+
+    @property
+    def samples_consumed(self) -> int:
+        """Samples that all ranks together have consumed, in all passes."""
+        return self._passed + self.loader.samples_consumed
+
     def state_dict(self) -> dict[str, Any]:
-        """The state of `feedline.Loader`, flat: distributed checkpoints load key by key."""
+        """The state of `feedline.Loader`, flat: distributed checkpoints load key by key.
+        ``samples_consumed`` counts all passes, so it may exceed the number of samples."""
         state = self.loader.state_dict()
-        return {**state, "data": json.dumps(state["data"])}
+        data = json.dumps(state["data"])
+        return {**state, "samples_consumed": self.samples_consumed, "data": data}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continues from a state, of any number of ranks. An empty one is the start.
 
         Raises:
             OtherDataError: It is of other data; the text names what differs.
+            ValueError: It is beyond the end of the samples, and ``infinite`` is not set.
         """
-        if state_dict:
-            self.loader.load_state_dict({**state_dict, "data": json.loads(state_dict["data"])})
+        if not state_dict:
+            return
+        state = {**state_dict, "data": json.loads(state_dict["data"])}
+        count, consumed = len(self.loader.dataset), state.get("samples_consumed")
+        if not isinstance(consumed, int) or consumed <= count:
+            self.loader.load_state_dict(state)
+            self._passed = 0
+            return
+        if not self._infinite and state.get("fingerprint") == self.loader.dataset.fingerprint:
+            raise ValueError(
+                f"cannot load the state of a loader: expected at most {count} samples, found "
+                f"{consumed} (hint: it was saved with infinite=True)"
+            )
+        self._continue(state, consumed)
+
+
+def _open(config: DataLoader.Config, tokenizer: Any, seq_len: int) -> feedline.Dataset:
+    """The samples of a config, with documents as torchtitan's own loaders give them."""
+    path = config.dataset_path
+    if config.dataset:
+        raise ValueError(
+            f"cannot open samples: expected no dataset, found {config.dataset!r} (hint: "
+            "dataset_path is the prefix of a corpus or the TOML of a run)"
+        )
+    if not path:
+        raise ValueError("cannot open samples: expected dataset_path, found none")
+    default = None if path.endswith(".toml") else True
+    flags = {"reset_at_document": config.reset_at_document, "mask_eod_loss": config.mask_eod_loss}
+    flags = {name: default if flag is None else flag for name, flag in flags.items()}
+    documents: dict[str, Any] = {name: flag for name, flag in flags.items() if flag is not None}
+    if any(documents.values()):
+        eos_id = getattr(tokenizer, "eos_id", None)
+        if eos_id is None:
+            raise ValueError(
+                "cannot find the ends of documents: expected a tokenizer with an eos_id, found "
+                f"none (hint: {WITHOUT_DOCUMENTS})"
+            )
+        documents["special"] = {"eod": eos_id}
+    dataset = feedline.open(
+        path,
+        sequence_length=seq_len,
+        num_samples=config.num_samples,
+        random_seed=config.seed,
+        split=config.split,
+        path_to_cache=config.path_to_cache,
+        **documents,
+    )
+    if (objective := dataset.identity["objective"]) != "lm":
+        raise ValueError(f"cannot load batches: expected objective 'lm', found {objective!r}")
+    if "special" in documents:
+        _check_ends(path, documents["special"]["eod"])
+    return dataset
+
+
+def _check_ends(prefix: str, eos_id: int) -> None:
+    """Refuses a tokenizer of another corpus: no position would restart, and none would notice.
+
+    Only local files of Megatron's format are checked. Their index is read for the first documents.
+    """
+    index = f"{prefix}.idx"
+    if _is_url(prefix) or not os.path.isfile(index):
+        return
+    with open(index, "rb") as file:
+        header = file.read(34)
+        if header[:9] != b"MMIDIDX\0\0" or header[17] not in INDEX_DTYPES:
+            return
+        sequences, _ = struct.unpack("<QQ", header[18:])
+        file.seek(34 + 12 * sequences)
+        ends = np.fromfile(file, "<i8", DOCUMENTS_CHECKED_MAX + 1)[1:]
+        file.seek(34)
+        lengths = np.fromfile(file, "<i4", int(ends.max(initial=0)))
+    last = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])[ends] - 1
+    last = last[last >= 0]
+    if len(last) == 0:
+        return
+    found = np.memmap(f"{prefix}.bin", INDEX_DTYPES[header[17]], "r")[last]
+    if not (found == eos_id).any():
+        raise ValueError(
+            f"cannot find the ends of documents: expected the tokenizer's eos_id {eos_id}, found "
+            f"{found[0]} at the end of the first document of {prefix} (hint: preprocess with "
+            f"--append-eod and this tokenizer; {WITHOUT_DOCUMENTS})"
+        )
+
+
+def _refuse_unknown(config: Any, stock: type, known: Iterable[str]) -> None:
+    """Refuses a field of a newer torchtitan, which may change data or a save, if it is set."""
+    for field in dataclasses.fields(stock):
+        if field.name in known:
+            continue
+        value = getattr(config, field.name)
+        factory = field.default_factory
+        default = field.default if factory is dataclasses.MISSING else factory()
+        if value != default:
+            raise ValueError(
+                f"cannot use {field.name} of {stock.__qualname__}: expected its default, found "
+                f"{value!r} (hint: this version of feedline does not know this field)"
+            )
 
 
 class CheckpointManager(checkpoint.CheckpointManager):
@@ -171,6 +342,8 @@ class CheckpointManager(checkpoint.CheckpointManager):
         if config.enable:
             # Invalid arguments raise before torchtitan starts its threads.
             open_folder(filesystem.join(base_folder, config.folder))
+            _refuse_unknown(config, checkpoint.CheckpointManager.Config, CHECKPOINT_FIELDS)
+            _checkpointer_type(config.async_mode)
         super().__init__(config, base_folder=base_folder, **parts)
         self._allow_pickle = config.allow_pickle
         self._timeout = config.timeout
@@ -231,18 +404,17 @@ class CheckpointManager(checkpoint.CheckpointManager):
         self, state_dict: dict[str, Any], writer: StorageWriter, async_mode: AsyncMode
     ) -> Future[Any] | AsyncSaveResponse | None:
         with torch.no_grad():
-            if async_mode == AsyncMode.DISABLED:
+            kind = _checkpointer_type(async_mode)
+            if kind is None:
                 save(state_dict, storage_writer=writer)
                 return None
-            is_process = async_mode == AsyncMode.ASYNC_WITH_PINNED_MEM
-            kind = AsyncCheckpointerType.PROCESS if is_process else AsyncCheckpointerType.THREAD
             saved = async_save(
                 state_dict,
                 storage_writer=writer,
                 process_group=self.pg,
                 async_checkpointer_type=kind,
             )
-        if not is_process or isinstance(saved, AsyncSaveResponse):
+        if kind == AsyncCheckpointerType.THREAD or isinstance(saved, AsyncSaveResponse):
             return saved
         staged: Future[None] = Future()
         staged.set_result(None)
@@ -322,6 +494,22 @@ class CheckpointManager(checkpoint.CheckpointManager):
 
     def _purge_stale_checkpoints(self) -> None:
         """Does nothing: each save deletes old steps when its own is complete."""
+
+
+def _checkpointer_type(async_mode: str) -> AsyncCheckpointerType | None:
+    """Where DCP saves in the background, if it does."""
+    types = {
+        AsyncMode.DISABLED.value: None,
+        AsyncMode.ASYNC.value: AsyncCheckpointerType.THREAD,
+        AsyncMode.ASYNC_WITH_PINNED_MEM.value: AsyncCheckpointerType.PROCESS,
+    }
+    mode = async_mode.value if isinstance(async_mode, AsyncMode) else async_mode
+    if mode not in types:
+        raise ValueError(
+            f"cannot save checkpoints: expected async_mode {', '.join(types)}, found {mode!r} "
+            "(hint: this version of feedline does not know this mode)"
+        )
+    return types[mode]
 
 
 def _split(checkpoint_id: str) -> tuple[str, int]:

@@ -7,6 +7,7 @@ import json
 import grain.python as grain
 import numpy as np
 import pytest
+from protocols import assert_known
 
 import feedline
 import feedline.grain
@@ -97,3 +98,15 @@ def test_the_classic_loader_resumes_in_another_process_of_the_same_corpus(
     other = feedline.open(corpus, sequence_length=32, num_samples=201, cache=False)
     with pytest.raises(ValueError, match="num_samples=201"):
         iter(loader(other)).set_state(state)
+
+
+def test_grain_has_the_names_that_are_implemented() -> None:
+    iterator = ["__next__", "get_state", "set_state"]
+    assert_known(grain.DatasetIterator.__abstractmethods__, iterator, "DatasetIterator")
+    assert_known(grain.IterDataset.__abstractmethods__, ["__iter__"], "IterDataset")
+    source = {name for name in vars(grain.RandomAccessDataSource) if name in dir(list)}
+    source -= set(dir(object))
+    assert_known(source, ["__getitem__", "__len__"], "RandomAccessDataSource")
+    public = {name for name in dir(grain.DatasetIterator) if not name.startswith("_")}
+    known = ["close", "get_state", "load", "save", "set_state", "start_prefetch"]
+    assert_known(public, known, "DatasetIterator")

@@ -9,7 +9,11 @@ from typing import Any
 import lightning
 import pytest
 import torch
+from lightning.fabric.utilities.types import _Stateful
 from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.loops.fetchers import _PrefetchDataFetcher
+from lightning.pytorch.utilities.combined_loader import CombinedLoader
+from protocols import assert_known, parameters_of
 
 import feedline
 import feedline.torch
@@ -118,3 +122,12 @@ def test_a_fit_that_was_stopped_can_be_extended(corpus: str, tmp_path: Path) -> 
     longer = trainer(tmp_path, max_epochs=-1, max_steps=STEPS)
     rest, _ = fit(longer, corpus, tmp_path / "last.ckpt")
     assert torch.equal(torch.stack(first.seen + rest.seen), tokens_of(corpus))
+
+
+def test_lightning_has_the_names_that_are_relied_on() -> None:
+    methods = {name for name in vars(_Stateful) if not name.startswith("_")}
+    assert_known(methods, ["load_state_dict", "state_dict"], "_Stateful")
+    states = {name for name in dir(CombinedLoader) if "state_dict" in name}
+    assert_known(states, ["_load_state_dicts", "_state_dicts"], "CombinedLoader")
+    fetcher = parameters_of(_PrefetchDataFetcher)
+    assert_known(fetcher, ["prefetch_batches"], "_PrefetchDataFetcher")

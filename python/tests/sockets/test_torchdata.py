@@ -6,7 +6,9 @@ import json
 
 import pytest
 import torch
+from protocols import assert_known
 from torchdata.stateful_dataloader import StatefulDataLoader
+from torchdata.stateful_dataloader.stateful import Stateful
 
 import feedline
 import feedline.torch
@@ -55,3 +57,8 @@ def test_samples_by_number_resume(corpus: str) -> None:
     second.load_state_dict(first.state_dict())
     rest = [batch["tokens"] for batch in second]
     assert torch.equal(torch.stack(rest), torch.stack(whole[20:]))
+
+
+def test_torchdata_has_the_names_that_are_implemented() -> None:
+    methods = {name for name in vars(Stateful) if not name.startswith("_")}
+    assert_known(methods, ["load_state_dict", "state_dict"], "Stateful")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import inspect
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -14,10 +15,12 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 import torchtitan_run
+from protocols import assert_known, fields_of, parameters_of
 from torchtitan.components import checkpoint
 from torchtitan_run import Run, assert_equal
 
 import feedline
+import feedline.torchtitan
 from feedline import ckpt
 from feedline.torchtitan import CheckpointManager
 
@@ -275,3 +278,65 @@ def test_a_manager_may_be_disabled(tmp_path: Path) -> None:
     assert manager.load() is False and manager.save(1, last_step=True) is False
     manager.close()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_an_unknown_setting_is_refused(
+    corpus: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = Run(corpus, tmp_path, interval=2)
+    with pytest.raises(ValueError, match="expected async_mode disabled.*found 'later'"):
+        run.manager._saved({}, None, "later")
+    # As if it were a field of a newer torchtitan: only its default is accepted.
+    known = [name for name in feedline.torchtitan.CHECKPOINT_FIELDS if name != "export_dtype"]
+    monkeypatch.setattr(feedline.torchtitan, "CHECKPOINT_FIELDS", known)
+    assert Run(corpus, tmp_path, interval=2).manager.enable
+    with pytest.raises(ValueError, match="cannot use export_dtype of CheckpointManager.Config"):
+        Run(corpus, tmp_path, interval=2, export_dtype="bfloat16")
+
+
+# Methods that Feedline replaces, and those that call them or that it calls.
+METHODS = {
+    "_close": [],
+    "_create_checkpoint_id": ["step", "folder"],
+    "_find_load_step": ["folder"],
+    "_flattened_model_states_sd": ["state_dict"],
+    "_load": ["step"],
+    "_maybe_wait_for_staging": [],
+    "_purge_stale_checkpoints": [],
+    "_save": ["curr_step", "last_step"],
+    "_save_last_step": ["curr_step"],
+    "_should_purge": [],
+    "_should_save": ["curr_step", "last_step"],
+    "_states_to_load": ["model_only"],
+    "_wait_for_saving": [],
+    "close": [],
+    "dcp_load": ["state_dict", "checkpoint_id", "from_hf", "from_quantized"],
+    "dcp_save": [
+        "state_dict",
+        "checkpoint_id",
+        "async_mode",
+        "enable_garbage_collection",
+        "to_hf",
+    ],
+    "load": ["step"],
+    "maybe_wait_for_saving": [],
+    "maybe_wait_for_staging": [],
+    "save": ["curr_step", "last_step"],
+}
+
+
+def test_torchtitans_manager_has_the_names_that_are_known() -> None:
+    manager = checkpoint.CheckpointManager
+    modes = ["disabled", "async", "async_with_pinned_mem"]
+    assert_known([mode.value for mode in checkpoint.AsyncMode], modes, "AsyncMode")
+    fields = feedline.torchtitan.CHECKPOINT_FIELDS
+    assert_known(fields_of(manager.Config), fields, "CheckpointManager.Config")
+    methods = {name for name in dir(manager) if inspect.isfunction(getattr(manager, name))}
+    methods = {name for name in methods if not name.startswith("__")}
+    assert_known(methods, METHODS, "CheckpointManager")
+    for name, parameters in METHODS.items():
+        found = parameters_of(getattr(manager, name))
+        assert found == ["self", *parameters], name
+    parts = ["dataloader", "model_parts", "optimizers", "lr_schedulers", "states", "sd_adapter"]
+    known = ["self", "config", *parts, "base_folder"]
+    assert_known(parameters_of(manager.__init__), known, "CheckpointManager()")

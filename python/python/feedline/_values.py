@@ -159,8 +159,11 @@ def _torch_decoded(kind: str, inner: Any, name: str, allow_pickle: bool) -> Any:
     if kind == "$torch_version":
         return torch.torch_version.TorchVersion(inner)
     if kind == "$tensor":
+        tensor = torch.empty(inner[1], dtype=_dtype(inner[0], name))
         flat = np.frombuffer(_bytes(inner[2]), np.uint8).copy()
-        return torch.from_numpy(flat).view(_dtype(inner[0], name)).reshape(inner[1])
+        if tensor.numel():  # torch does not view bytes that are none as another type
+            tensor.copy_(torch.from_numpy(flat).view(tensor.dtype).reshape(tensor.shape))
+        return tensor
     if not allow_pickle:
         raise ValueError(
             f"cannot read '{name}': expected a value without a pickle, found one (hint: "

@@ -56,6 +56,24 @@ _REFUSED_OPTIONS = {
 }
 """Options of ``TrainingArguments`` that steps cannot follow, and why."""
 
+_KNOWN_OPTIONS = {
+    "save_only_model",
+    "save_strategy",
+    "save_steps",
+    "save_on_each_node",
+    "save_total_limit",
+    "enable_jit_checkpoint",
+    "restore_callback_states_from_checkpoint",
+    "resume_from_checkpoint",
+    "activation_checkpointing",
+    "activation_checkpointing_kwargs",
+    "gradient_checkpointing",
+    "gradient_checkpointing_kwargs",
+}
+"""Options with ``save``, ``checkpoint`` or ``state`` in their names that are followed."""
+
+_SAVE_STRATEGIES = {"no", "steps", "epoch", "best"}
+
 # The label that losses of PyTorch ignore.
 IGNORED = -100
 
@@ -485,9 +503,28 @@ def _check_support(trainer: Any) -> None:
                 f"cannot save steps of a model in {name}: expected a plain model, "
                 "DistributedDataParallel or FSDP2 (hint: transformers.Trainer saves it)"
             )
+    _check_options(trainer.args)
+
+
+def _check_options(arguments: Any) -> None:
+    """Raises for options that steps do not follow, and for those of a newer release."""
     for option, hint in _REFUSED_OPTIONS.items():
-        if getattr(trainer.args, option):
+        if getattr(arguments, option):
             raise ValueError(f"cannot use {option}: expected False, found True (hint: {hint})")
+    strategy = str(getattr(arguments.save_strategy, "value", arguments.save_strategy))
+    if strategy not in _SAVE_STRATEGIES:
+        raise ValueError(
+            f"cannot use save_strategy: expected one of {', '.join(sorted(_SAVE_STRATEGIES))}, "
+            f"found {strategy}"
+        )
+    for field in dataclasses.fields(transformers.TrainingArguments):
+        is_of_saves = re.search("save|checkpoint|state", field.name) is not None
+        if is_of_saves and field.name not in _KNOWN_OPTIONS:
+            if (value := getattr(arguments, field.name)) != field.default:
+                raise ValueError(
+                    f"cannot use {field.name}: expected its default, since this option is newer "
+                    f"than this version of Feedline, found {value}"
+                )
 
 
 def _check_later_steps(folder: str, first: int) -> None:

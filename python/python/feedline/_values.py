@@ -1,7 +1,8 @@
 """Values that are no tensors, as JSON and back. Reading them runs no code.
 
 None, booleans, numbers, strings, lists and dictionaries with string keys are themselves in
-JSON. Other values are an object with one key that starts with ``$`` and names their type.
+JSON. Other values are an object with one key that starts with ``$`` and names their type. Only the
+types named here are stored, and not their subclasses, so that a value is read as it was saved.
 """
 
 from __future__ import annotations
@@ -9,10 +10,13 @@ from __future__ import annotations
 import base64
 import io
 import math
-from collections import OrderedDict
+from collections import Counter, OrderedDict, defaultdict, deque
 from typing import Any
 
 import numpy as np
+
+_TENSOR_BYTES_MAX = 1 << 20
+"""The most bytes of a tensor among values: a learning rate or a table, but no weights."""
 
 
 def encoded(value: Any, name: str, allow_pickle: bool) -> Any:
@@ -31,12 +35,17 @@ def encoded(value: Any, name: str, allow_pickle: bool) -> Any:
         return items if kind is list else {f"${kind.__name__}": items}
     if kind is dict and all(type(k) is str and not k.startswith("$") for k in value):
         return {k: encoded(v, f"{name}.{k}", allow_pickle) for k, v in value.items()}
-    if kind in (dict, OrderedDict):
+    if kind in _MAPPINGS:
         pairs = [
             [encoded(k, f"{name} (a key)", allow_pickle), encoded(v, f"{name}.{k}", allow_pickle)]
             for k, v in value.items()
         ]
-        return {"$dict" if kind is dict else "$ordered": pairs}
+        return {_MAPPINGS[kind]: pairs}
+    if kind is defaultdict and any(value.default_factory is made for made in _FACTORIES):
+        pairs = encoded(OrderedDict(value), name, allow_pickle)["$ordered"]
+        return {"$defaultdict": [_FACTORIES[value.default_factory], pairs]}
+    if kind is deque:
+        return {"$deque": [encoded(list(value), name, allow_pickle), value.maxlen]}
     if kind is complex:
         return {"$complex": [repr(value.real), repr(value.imag)]}
     if kind in (bytes, bytearray):
@@ -64,6 +73,12 @@ def _torch_value(value: Any, name: str, allow_pickle: bool) -> Any:
         return {"$dtype": str(value).removeprefix("torch.")}
     if type(value) is torch.device:
         return {"$device": str(value)}
+    if type(value) is torch.torch_version.TorchVersion:
+        return {"$torch_version": str(value)}
+    if type(value) is torch.Tensor and _is_small(value):
+        array = value.contiguous().reshape(-1).view(torch.uint8).numpy()
+        dtype = str(value.dtype).removeprefix("torch.")
+        return {"$tensor": [dtype, list(value.shape), _text(array.tobytes())]}
     if not allow_pickle:
         raise ValueError(
             f"cannot save '{name}': expected a tensor, or numbers, strings, bytes, lists, "
@@ -74,6 +89,19 @@ def _torch_value(value: Any, name: str, allow_pickle: bool) -> Any:
     pickled = io.BytesIO()
     torch.save(value, pickled)
     return {"$pickle": _text(pickled.getvalue())}
+
+
+def _is_small(tensor: Any) -> bool:
+    """Whether it is a small tensor in host memory that its type, shape and bytes describe."""
+    return (
+        tensor.device.type == "cpu"
+        and str(tensor.layout) == "torch.strided"
+        and not tensor.requires_grad
+        and not tensor.is_conj()
+        and not tensor.is_neg()
+        and not tensor.is_quantized
+        and tensor.nbytes <= _TENSOR_BYTES_MAX
+    )
 
 
 def decoded(value: Any, name: str, allow_pickle: bool) -> Any:
@@ -91,19 +119,32 @@ def decoded(value: Any, name: str, allow_pickle: bool) -> Any:
     ((kind, inner),) = value.items()
     if kind in _COLLECTIONS:
         return _COLLECTIONS[kind](decoded(inner, name, allow_pickle))
-    if kind in ("$dict", "$ordered"):
-        pairs = ((decoded(k, name, allow_pickle), decoded(v, name, allow_pickle)) for k, v in inner)
-        return dict(pairs) if kind == "$dict" else OrderedDict(pairs)
+    if kind in _MAPPINGS.values():
+        made: Any = {mark: kind for kind, mark in _MAPPINGS.items()}[kind]()
+        return _filled(made, inner, name, allow_pickle)
+    if kind == "$defaultdict":
+        factories: Any = {mark: factory for factory, mark in _FACTORIES.items()}
+        return _filled(defaultdict(factories[inner[0]]), inner[1], name, allow_pickle)
+    if kind == "$deque":
+        return deque(decoded(inner[0], name, allow_pickle), inner[1])
     if kind == "$scalar":
         return np.frombuffer(_bytes(inner[1]), np.dtype(inner[0]))[0]
     if kind == "$array":
         flat = np.frombuffer(_bytes(inner[2]), np.dtype(inner[0]))
         return flat.reshape(inner[1]).copy()
-    if kind in ("$size", "$dtype", "$device", "$pickle"):
+    if kind in _OF_TORCH:
         return _torch_decoded(kind, inner, name, allow_pickle)
     if kind in _OTHERS:
         return _OTHERS[kind](inner)
     raise ValueError(f"cannot read '{name}': expected a kind of value that is known, found {kind}")
+
+
+def _filled(made: Any, pairs: Any, name: str, allow_pickle: bool) -> Any:
+    """A dictionary with these keys and values."""
+    # By keys: the constructor of a Counter would count the pairs.
+    for key, value in pairs:
+        made[decoded(key, name, allow_pickle)] = decoded(value, name, allow_pickle)
+    return made
 
 
 def _torch_decoded(kind: str, inner: Any, name: str, allow_pickle: bool) -> Any:
@@ -112,12 +153,17 @@ def _torch_decoded(kind: str, inner: Any, name: str, allow_pickle: bool) -> Any:
     if kind == "$size":
         return torch.Size(inner)
     if kind == "$dtype":
-        found = getattr(torch, inner, None)
-        if not isinstance(found, torch.dtype):
-            raise ValueError(f"cannot read '{name}': expected a type of torch, found {inner!r}")
-        return found
+        return _dtype(inner, name)
     if kind == "$device":
         return torch.device(inner)
+    if kind == "$torch_version":
+        return torch.torch_version.TorchVersion(inner)
+    if kind == "$tensor":
+        tensor = torch.empty(inner[1], dtype=_dtype(inner[0], name))
+        flat = np.frombuffer(_bytes(inner[2]), np.uint8).copy()
+        if tensor.numel():  # torch does not view bytes that are none as another type
+            tensor.copy_(torch.from_numpy(flat).view(tensor.dtype).reshape(tensor.shape))
+        return tensor
     if not allow_pickle:
         raise ValueError(
             f"cannot read '{name}': expected a value without a pickle, found one (hint: "
@@ -125,6 +171,25 @@ def _torch_decoded(kind: str, inner: Any, name: str, allow_pickle: bool) -> Any:
         )
     return torch.load(io.BytesIO(_bytes(inner)), weights_only=False)
 
+
+def _dtype(text: str, name: str) -> Any:
+    import torch
+
+    found = getattr(torch, text, None)
+    if not isinstance(found, torch.dtype):
+        raise ValueError(f"cannot read '{name}': expected a type of torch, found {text!r}")
+    return found
+
+
+_OF_TORCH = ("$size", "$dtype", "$device", "$torch_version", "$tensor", "$pickle")
+
+_MAPPINGS: dict[type, str] = {dict: "$dict", OrderedDict: "$ordered", Counter: "$counter"}
+
+_FACTORIES: dict[Any, str | None] = {
+    None: None,
+    **{kind: kind.__name__ for kind in (bool, int, float, str, bytes, list, tuple, set, dict)},
+}
+"""What makes a missing value of a `defaultdict`. Other functions cannot be named safely."""
 
 _COLLECTIONS: dict[str, Any] = {"$tuple": tuple, "$set": set, "$frozenset": frozenset}
 

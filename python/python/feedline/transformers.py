@@ -6,15 +6,15 @@ and resumes from them, and ``AutoModelForCausalLM.from_pretrained`` opens them.
 
 from __future__ import annotations
 
-import copy
+import contextlib
 import dataclasses
 import json
+import logging
 import os
 import random
 import re
-import tempfile
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
@@ -27,10 +27,10 @@ from torch.distributed.checkpoint._nested_dict import unflatten_state_dict
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
-from transformers.trainer_callback import ExportableState
+from transformers.trainer_callback import ExportableState, TrainerCallback
 
 import feedline
-from feedline import _feedline
+from feedline import _feedline, _hf
 from feedline._staging import StagesCopies
 from feedline._values import decoded, encoded
 from feedline.ckpt import open_folder
@@ -43,6 +43,36 @@ else:
     _Trainer = object
 
 _STATE = "trainer_state.json"
+
+_log = logging.getLogger("feedline.ckpt")
+
+_FILE_BYTES = 4 << 30
+"""The most bytes of tensors in a file, except for a larger tensor."""
+
+_REFUSED_OPTIONS = {
+    "push_to_hub": "transformers would upload every step of output_dir, with its optimizer; "
+    "upload the folder of one step with huggingface_hub",
+    "save_on_each_node": "all ranks save one step into one output_dir, which all nodes share",
+}
+"""Options of ``TrainingArguments`` that steps cannot follow, and why."""
+
+_KNOWN_OPTIONS = {
+    "save_only_model",
+    "save_strategy",
+    "save_steps",
+    "save_on_each_node",
+    "save_total_limit",
+    "enable_jit_checkpoint",
+    "restore_callback_states_from_checkpoint",
+    "resume_from_checkpoint",
+    "activation_checkpointing",
+    "activation_checkpointing_kwargs",
+    "gradient_checkpointing",
+    "gradient_checkpointing_kwargs",
+}
+"""Options with ``save``, ``checkpoint`` or ``state`` in their names that are followed."""
+
+_SAVE_STRATEGIES = {"no", "steps", "epoch", "best"}
 
 # The label that losses of PyTorch ignore.
 IGNORED = -100
@@ -107,11 +137,15 @@ class SavesSteps(_Trainer):
     from the newest step, bit for bit; checkpoints of ``transformers`` load as before. The folder
     of the step also has ``config.json`` and the other files that ``from_pretrained`` needs.
 
+    Of a model with adapters of PEFT, a step has the adapters and the weights that are trained, and
+    not the base model, as a checkpoint of ``transformers``. ``PeftModel.from_pretrained`` opens it.
+
     ``save_total_limit`` is how many steps are kept. The best step and all after it are also kept. A
     step that exists is not overwritten.
 
-    All ranks share ``output_dir``. Models are plain, in ``DistributedDataParallel``, or sharded by
-    FSDP2. Other ways to shard them are refused.
+    All ranks share ``output_dir``. Models are plain, compiled, in ``DistributedDataParallel``, or
+    sharded by FSDP2. Other ways to shard them are refused. For a save, the ranks gather a sharded
+    model tensor by tensor, and each of them writes its share as complete tensors.
 
     Args:
         args: As for the class that is derived from.
@@ -120,7 +154,9 @@ class SavesSteps(_Trainer):
 
     Raises:
         StepExistsError: ``output_dir`` has steps after the one to start from.
-        ValueError: The model is sharded in a way that is not supported.
+        ValueError: The model is sharded in a way that is not supported; an option is not, such as
+            ``push_to_hub``; or the optimizer or the schedule has a value that cannot be stored.
+            All are raised before the run begins, except for values that the first step creates.
         OSError: The store failed, or is full.
 
     Errors of a save are wrapped in DCP's ``CheckpointException``, with the rank that raised them.
@@ -132,8 +168,11 @@ class SavesSteps(_Trainer):
         self._background: ThreadPoolExecutor | None = None
         self._group: Any = None
         self._saving: Future[None] | None = None
+        self._first_step: int | None = None
         self._saved_step: int | None = None
+        self._adapters: frozenset[str] | None = None
         super().__init__(*args, **kwargs)
+        self.add_callback(_ChecksState(self))
 
     def train(
         self,
@@ -154,16 +193,22 @@ class SavesSteps(_Trainer):
             first = reader.step
             if self.args.should_save:
                 # A run that was killed after its step and before these files has not written them.
-                state = json.dumps(_common(reader)["state"], indent=2)
-                _complete(Path(resume_from_checkpoint), {_STATE: state, **_configs(self.model)})
+                self._complete_step(reader)
             self.accelerator.wait_for_everyone()
         if self.args.save_strategy != "no":
             _check_later_steps(folder, first)
-        self._saved_step = None
+        self._first_step = first if first in _steps(folder) else None
         try:
             return super().train(resume_from_checkpoint, *args, **kwargs)
         finally:
             self._finish_save()
+
+    def _inner_training_loop(self, *args: Any, **kwargs: Any) -> Any:
+        # With `auto_find_batch_size`, this is called again after it has run out of memory.
+        self._finish_save()
+        self._saved_step = self._first_step
+        self._adapters = _hf.adapter_names(self.model)
+        return super()._inner_training_loop(*args, **kwargs)
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         if self.hp_search_backend is None and trial is None:
@@ -185,22 +230,24 @@ class SavesSteps(_Trainer):
                     states[name].append(exported.state())
                 else:
                     states[name] = exported.state()
-        writer = StorageWriter(folder, step, keep_last=self._keep_last(folder))
-        texts = {}
+        weights = _hf.weights_of(self.model, self._adapters)
+        # A file has complete tensors only, which transformers reads.
+        limit = max(_FILE_BYTES, _hf.largest_bytes(weights))
+        keep = self._keep_last(folder)
+        writer = StorageWriter(folder, step, keep_last=keep, shard_bytes_max=limit)
+        state = self._step_state(weights)
+        files = {}
         if self.args.should_save:
-            state = dataclasses.asdict(self.state)
-            texts = {_STATE: json.dumps(state, indent=2, sort_keys=True), **_configs(self.model)}
-        self._start_save(writer, self._step_state(), texts)
+            files = {_STATE: self._state_text().encode()}
+            files.update(_hf.model_files(self.model, state["model"]))
+        self._start_save(writer, state, files)
         self._saved_step = step
-        if self.args.push_to_hub:
-            self._finish_save()
-            self._push_from_checkpoint(_step_folder(folder, step))
 
     def _start_save(
-        self, writer: StorageWriter, state: dict[str, Any], texts: dict[str, str]
+        self, writer: StorageWriter, state: dict[str, Any], files: dict[str, bytes]
     ) -> None:
         if not self._is_async:
-            self._save_step(writer, state, texts, None)
+            self._save_step(writer, state, files, None)
             return
         if self._background is None:
             self._background = ThreadPoolExecutor(1, "feedline-save")
@@ -210,17 +257,32 @@ class SavesSteps(_Trainer):
                 self._group = torch.distributed.new_group(backend="gloo", timeout=timeout)
         copied = StagesCopies().stage(state)
         self._saving = self._background.submit(
-            self._save_step, writer, copied, texts, self._group
+            self._save_step, writer, copied, files, self._group
         )
 
     def _save_step(
-        self, writer: StorageWriter, state: dict[str, Any], texts: dict[str, str], group: Any
+        self, writer: StorageWriter, state: dict[str, Any], files: dict[str, bytes], group: Any
     ) -> None:
         save(state, storage_writer=writer, process_group=group)
-        if texts:
-            _complete(Path(writer.checkpoint_id), texts)
-            if self.processing_class is not None:
-                self.processing_class.save_pretrained(writer.checkpoint_id)
+        if files:
+            _hf.complete(Path(writer.checkpoint_id), {**files, **self._processing_files()})
+
+    def _complete_step(self, reader: StorageReader) -> None:
+        """Writes the files of a step that are missing."""
+        state = _common(reader)["state"]
+        text = state if isinstance(state, str) else json.dumps(state, indent=2)
+        names = _hf.adapter_names(self.model) or ()
+        weights = _hf.read_weights(reader._step, names)
+        files = {_STATE: text.encode(), **_hf.model_files(self.model, weights)}
+        _hf.complete(Path(reader.checkpoint_id), {**files, **self._processing_files()})
+
+    def _processing_files(self) -> dict[str, bytes]:
+        """The files of the tokenizer, or of what else makes inputs."""
+        made = self.processing_class or getattr(self.data_collator, "tokenizer", None)
+        return {} if made is None else _hf.saved_files(made)
+
+    def _state_text(self) -> str:
+        return json.dumps(dataclasses.asdict(self.state), indent=2, sort_keys=True)
 
     def _finish_save(self) -> None:
         saving, self._saving = self._saving, None
@@ -237,32 +299,71 @@ class SavesSteps(_Trainer):
         best = int(found[1])
         return max(limit, 1 + len([step for step in _steps(folder) if step >= best]))
 
-    def _step_state(self) -> dict[str, Any]:
+    def _step_state(self, weights: dict[str, Any]) -> dict[str, Any]:
         """All of this rank's state: tensors, and the rest as JSON."""
-        state: dict[str, Any] = {"model": _weights(self.model)}
-        common: dict[str, Any] = {"state": dataclasses.asdict(self.state)}
-        if not self.args.save_only_model:
-            names = self._parameters_by_number()
-            optimizer = self.optimizer.state_dict()
-            state["optim"] = {"state": {names[n]: v for n, v in optimizer["state"].items()}}
-            common["param_groups"] = [
-                {**group, "params": [names[number] for number in group["params"]]}
-                for group in optimizer["param_groups"]
-            ]
-            common["scheduler"] = self.lr_scheduler.state_dict()
-            if getattr(self.accelerator, "scaler", None) is not None:
-                common["scaler"] = self.accelerator.scaler.state_dict()
-            rank = str(self.args.process_index)
-            state["rng"] = {rank: json.dumps(encoded(_random_states(), "rng", False))}
         # In all ranks, so that a value that cannot be stored is an error in all of them.
-        text = json.dumps(encoded(common, "trainer", False))
+        common = _json_of(self._common_state(), "trainer")
+        # PEFT saves adapters from one rank; they are small.
+        owner = None if self._adapters is None else 0
+        state: dict[str, Any] = {"model": _hf.gathered(weights, owner)}
+        if not self.args.save_only_model:
+            state["optim"] = {"state": self._named_optimizer_state()}
+            rank = str(self.args.process_index)
+            state["rng"] = {rank: _json_of(_random_states(), "rng")}
         if self.args.should_save:
-            state["trainer"] = text
+            state["trainer"] = common
         return state
+
+    def _named_optimizer_state(self) -> dict[str, Any]:
+        """The state of each parameter by its name."""
+        names = self._parameters_by_number()
+        return {names[n]: v for n, v in self.optimizer.state_dict()["state"].items()}
+
+    def _common_state(self) -> dict[str, Any]:
+        """The values that all ranks share and that are no weights."""
+        # As text: values that callbacks log are stored as `transformers` stores them.
+        common: dict[str, Any] = {"state": self._state_text()}
+        if self.args.save_only_model:
+            return common
+        names = self._parameters_by_number()
+        common["param_groups"] = [
+            {**group, "params": [names[number] for number in group["params"]]}
+            for group in self.optimizer.state_dict()["param_groups"]
+        ]
+        common["scheduler"] = self.lr_scheduler.state_dict()
+        if getattr(self.accelerator, "scaler", None) is not None:
+            common["scaler"] = self.accelerator.scaler.state_dict()
+        return common
+
+    def _check_state(self) -> None:
+        """Raises for what the first save would refuse, before the run begins."""
+        if self.args.save_strategy == "no":
+            return
+        _json_of(self._common_state(), "trainer")
+        if self._adapters is None:
+            if self.args.should_save and not _hf.has_config(self.model):
+                _log.warning(
+                    "steps of %s have no config.json: it is not a model of transformers, so "
+                    "from_pretrained does not open them",
+                    type(_hf.bare_model(self.model)).__name__,
+                )
+            return
+        weights = _hf.gathered(_hf.weights_of(self.model, self._adapters), 0)
+        with _on_all_ranks():
+            if self.args.should_save:
+                _hf.model_files(self.model, weights)
+
+    def _check_optimizer_state(self) -> None:
+        """Raises for what the first step of an optimizer has created and that cannot be saved."""
+        if self.args.save_strategy != "no" and not self.args.save_only_model:
+            for name, values in self._named_optimizer_state().items():
+                for key, value in values.items():
+                    if not isinstance(value, torch.Tensor):
+                        _json_of(value, f"optim.state.{name}.{key}")
 
     def _parameters_by_number(self) -> list[str]:
         """The names of parameters, by their numbers in the state of the optimizer."""
-        names = _parameter_names(self.model)
+        names = _hf.parameter_names(self.model)
         ids = (id(each) for group in self.optimizer.param_groups for each in group["params"])
         numbers = enumerate(dict.fromkeys(ids))
         return [names.get(parameter, f"parameter.{number}") for number, parameter in numbers]
@@ -271,12 +372,18 @@ class SavesSteps(_Trainer):
         if not _is_step(resume_from_checkpoint):
             super()._load_from_checkpoint(resume_from_checkpoint, model)
             return
-        _load_weights(self.model if model is None else model, resume_from_checkpoint)
+        self._load_weights(self.model if model is None else model, resume_from_checkpoint)
+
+    def _load_weights(self, model: Any, step: str) -> None:
+        """Reads a step into the tensors of a model."""
+        weights = _hf.weights_of(model, _hf.adapter_names(model))
+        load({"model": weights}, storage_reader=StorageReader(step))
+        _hf.load_weights(model, weights)
 
     def _load_best_model(self) -> None:
         self._finish_save()
         if _is_step(self.state.best_model_checkpoint):
-            _load_weights(self.model, self.state.best_model_checkpoint)
+            self._load_weights(self.model, self.state.best_model_checkpoint)
         else:
             super()._load_best_model()
 
@@ -297,10 +404,12 @@ class SavesSteps(_Trainer):
                 f"cannot load the optimizer of {checkpoint}: expected the parameters of this "
                 f"model, found others: {', '.join(others[:5])}"
             )
-        state = _optimizer_state(reader, dict(self.model.named_parameters()))
+        by_id = _hf.parameter_names(self.model)
+        parameters = {by_id[id(each)]: each for each in self.model.parameters()}
+        state = _optimizer_state(reader, parameters)
         groups = [
             {**group, "params": [numbers[name] for name in group["params"]]}
-            for group in common["param_groups"]
+            for group in _placed_as(self.optimizer.param_groups, common["param_groups"])
         ]
         self.optimizer.load_state_dict(
             {"state": {numbers[n]: v for n, v in state.items()}, "param_groups": groups}
@@ -325,6 +434,23 @@ class SavesSteps(_Trainer):
             _restore_random_states(decoded(json.loads(found), "rng", False))
 
 
+class _ChecksState(TrainerCallback):
+    """Checks that the state of a trainer can be saved, before it trains."""
+
+    def __init__(self, trainer: SavesSteps) -> None:
+        self._trainer = trainer
+        self._is_new = True
+
+    def on_train_begin(self, *_: Any, **__: Any) -> None:
+        self._is_new = True
+        self._trainer._check_state()
+
+    def on_step_end(self, *_: Any, **__: Any) -> None:
+        if self._is_new:
+            self._is_new = False
+            self._trainer._check_optimizer_state()
+
+
 class Trainer(SavesSteps, transformers.Trainer):
     """`transformers.Trainer` with the checkpoints of `SavesSteps`."""
 
@@ -343,16 +469,24 @@ def save_config(model: Any, folder: str | os.PathLike[str]) -> None:
     """Writes ``config.json`` into the folder of a step, so that ``from_pretrained`` opens it.
 
     `Trainer` does that itself. Call it for steps of `feedline.dcp` whose weights are below
-    ``"model"`` or at the top, unsharded in each rank, with the names of ``transformers``.
+    ``"model"`` or at the top, with the names of ``transformers``. Weights that the ranks have saved
+    in pieces are also written complete, beside them: that reads and writes all weights again. Of a
+    model with adapters of PEFT, the files are those that PEFT opens.
 
     Args:
-        model: The model, a ``PreTrainedModel``.
+        model: The model, a ``PreTrainedModel`` or a ``PeftModel``. Only its config is used.
         folder: The folder of the step.
 
     Raises:
         FileNotFoundError: There is no such step.
+        CorruptError: A byte of a weight differs from what was saved.
     """
-    _complete(Path(feedline.ckpt.open(folder).folder), _configs(model))
+    step = feedline.ckpt.open(folder)
+    names = _hf.adapter_names(model)
+    if names is None:
+        _hf.join_weights(step)
+    files = _hf.model_files(model, _hf.read_weights(step, names or ()))
+    _hf.complete(Path(step.folder), files)
 
 
 def _check_support(trainer: Any) -> None:
@@ -369,6 +503,28 @@ def _check_support(trainer: Any) -> None:
                 f"cannot save steps of a model in {name}: expected a plain model, "
                 "DistributedDataParallel or FSDP2 (hint: transformers.Trainer saves it)"
             )
+    _check_options(trainer.args)
+
+
+def _check_options(arguments: Any) -> None:
+    """Raises for options that steps do not follow, and for those of a newer release."""
+    for option, hint in _REFUSED_OPTIONS.items():
+        if getattr(arguments, option):
+            raise ValueError(f"cannot use {option}: expected False, found True (hint: {hint})")
+    strategy = str(getattr(arguments.save_strategy, "value", arguments.save_strategy))
+    if strategy not in _SAVE_STRATEGIES:
+        raise ValueError(
+            f"cannot use save_strategy: expected one of {', '.join(sorted(_SAVE_STRATEGIES))}, "
+            f"found {strategy}"
+        )
+    for field in dataclasses.fields(transformers.TrainingArguments):
+        is_of_saves = re.search("save|checkpoint|state", field.name) is not None
+        if is_of_saves and field.name not in _KNOWN_OPTIONS:
+            if (value := getattr(arguments, field.name)) != field.default:
+                raise ValueError(
+                    f"cannot use {field.name}: expected its default, since this option is newer "
+                    f"than this version of Feedline, found {value}"
+                )
 
 
 def _check_later_steps(folder: str, first: int) -> None:
@@ -392,6 +548,59 @@ def _is_step(folder: Any) -> TypeGuard[str]:
     return isinstance(folder, str) and _feedline.split_step(folder) is not None
 
 
+@contextlib.contextmanager
+def _on_all_ranks() -> Iterator[None]:
+    """Raises the error of rank 0 in all ranks, so that none of them waits for it."""
+    error: Exception | None = None
+    try:
+        yield
+    except Exception as found:
+        error = found
+    if torch.distributed.is_initialized():
+        texts = [None if error is None else str(error)]
+        torch.distributed.broadcast_object_list(texts, 0)
+        error = error or (None if texts[0] is None else ValueError(texts[0]))
+    if error is not None:
+        raise error
+
+
+def _json_of(value: Any, name: str) -> str:
+    """A value as JSON.
+
+    Raises:
+        ValueError: JSON cannot store it.
+    """
+    try:
+        return json.dumps(encoded(_on_host(value), name, False))
+    except ValueError as error:
+        reason, _, _ = str(error).partition(" (hint:")
+        raise ValueError(
+            f"{reason} (hint: use such a value instead, or transformers.Trainer)"
+        ) from None
+
+
+def _on_host(value: Any) -> Any:
+    """A value with its tensors in host memory."""
+    if isinstance(value, torch.Tensor):
+        return value.detach().cpu()
+    if type(value) is dict:
+        return {key: _on_host(inner) for key, inner in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(_on_host(inner) for inner in value)
+    return value
+
+
+def _placed_as(now: Any, saved: Any) -> Any:
+    """A saved value with its tensors where those of a current value are."""
+    if isinstance(now, torch.Tensor) and isinstance(saved, torch.Tensor):
+        return saved.to(now.device)
+    if type(now) is dict and type(saved) is dict:
+        return {key: _placed_as(now.get(key), inner) for key, inner in saved.items()}
+    if type(now) in (list, tuple) and type(saved) is type(now) and len(saved) == len(now):
+        return type(saved)(map(_placed_as, now, saved))
+    return saved
+
+
 def _common(reader: StorageReader) -> dict[str, Any]:
     """The values that all ranks share and that are no tensors."""
     if "trainer" not in reader._values:
@@ -401,31 +610,6 @@ def _common(reader: StorageReader) -> dict[str, Any]:
         )
     common: dict[str, Any] = decoded(json.loads(reader._values["trainer"]), "trainer", False)
     return common
-
-
-def _parameter_names(model: torch.nn.Module) -> dict[int, str]:
-    """A name for each parameter. Of several names, it is the one that transformers stores."""
-    tied = getattr(model, "all_tied_weights_keys", None) or {}
-    names: dict[int, str] = {}
-    for name, parameter in model.named_parameters(remove_duplicate=False):
-        if id(parameter) not in names or names[id(parameter)] in tied:
-            names[id(parameter)] = name
-    return names
-
-
-def _weights(model: torch.nn.Module) -> dict[str, Any]:
-    """The tensors of a model, each once."""
-    every = {name for name, _ in model.named_parameters(remove_duplicate=False)}
-    repeated = every - set(_parameter_names(model).values())
-    state = model.state_dict()
-    return {name: value for name, value in state.items() if name not in repeated}
-
-
-def _load_weights(model: torch.nn.Module, step: str) -> None:
-    """Reads a step into the tensors of a model."""
-    weights = _weights(model)
-    load({"model": weights}, storage_reader=StorageReader(step))
-    model.load_state_dict(weights, strict=False)
 
 
 def _optimizer_state(
@@ -477,34 +661,3 @@ def _restore_random_states(states: dict[str, Any]) -> None:
     devices = [torch.from_numpy(state) for state in states.get("cuda", ())]
     if torch.cuda.is_available() and len(devices) == torch.cuda.device_count():
         torch.cuda.set_rng_state_all(devices)
-
-
-def _configs(model: Any) -> dict[str, str]:
-    """The files that ``save_pretrained`` writes in addition to weights."""
-    if not isinstance(model, transformers.PreTrainedModel):
-        return {}
-    config = copy.deepcopy(model.config)
-    config.architectures = [type(model).__name__]
-    config.dtype = str(model.dtype).removeprefix("torch.")
-    texts = {"config.json": config.to_json_string()}
-    if model.can_generate():
-        texts["generation_config.json"] = model.generation_config.to_json_string()
-    return texts
-
-
-def _complete(folder: Path, texts: dict[str, str]) -> None:
-    """Writes missing files, each atomically."""
-    for name, text in texts.items():
-        if (folder / name).exists():
-            continue
-        descriptor, temporary = tempfile.mkstemp(prefix=f".{name}-", dir=folder)
-        try:
-            with open(descriptor, "w", encoding="utf-8") as file:
-                file.write(text)
-                file.flush()
-                os.fsync(file.fileno())
-            os.chmod(temporary, 0o644)
-            os.replace(temporary, folder / name)
-        except BaseException:
-            os.unlink(temporary)
-            raise

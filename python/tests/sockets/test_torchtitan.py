@@ -195,6 +195,25 @@ def test_the_settings_of_a_run_apply(corpus: str, tmp_path: Path) -> None:
         assert restarts == any((p[1:] == 0).any() for _, p, _ in items_of(loader))
 
 
+def test_a_run_of_another_objective_is_refused(tmp_path: Path) -> None:
+    text = " ".join(f"Here is sentence {number} of a text." for number in range(20))
+    (tmp_path / "texts.jsonl").write_text(f'{{"text": "{text}"}}\n' * 20)
+    texts, out = tmp_path / "texts.jsonl", tmp_path / "texts"
+    feedline.preprocess(texts, out, tokenizer="gpt2", objective="sentences", progress=False)
+    with feedline.open(
+        f"{tmp_path}/texts_text_sentence",
+        sequence_length=32,
+        num_samples=40,
+        objective="span-corruption",
+        decoder_sequence_length=16,
+        tokenizer="gpt2",
+        special={"bos": 1, "eos": 2, "pad": 3, "sentinels": [20, 30]},
+    ) as samples:
+        (tmp_path / "run.toml").write_text(samples.config)
+    with pytest.raises(ValueError, match="expected objective 'lm', found 'span-corruption'"):
+        build(f"{tmp_path}/run.toml", 0, 1)
+
+
 def test_a_tokenizer_of_another_corpus_is_refused(corpus: str) -> None:
     other = SimpleNamespace(eos_id=2)
     with pytest.raises(ValueError, match="expected the tokenizer's eos_id 2, found 50256"):

@@ -218,17 +218,31 @@ def test_the_parameters_of_another_model_are_refused(whole: Any, tmp_path: Path)
         run(tmp_path, resume=str(step_folder(whole[0], SAVE_STEPS)), model=model)
 
 
-def test_two_ranks_resume_bit_for_bit(tmp_path: Path, start: Callable[..., Any]) -> None:
-    programs = [
-        start(trainer_steps.__file__, tmp_path, rank, 2, tmp_path / "store") for rank in range(2)
-    ]
+def run_two_ranks(folder: Path, start: Callable[..., Any], *kinds: str) -> None:
+    options = (2, folder / "store", *kinds)
+    programs = [start(trainer_steps.__file__, folder, rank, *options) for rank in range(2)]
     for program in programs:
         program.output()
+
+
+def test_two_ranks_resume_bit_for_bit(tmp_path: Path, start: Callable[..., Any]) -> None:
+    run_two_ranks(tmp_path, start, "replicas", "sharded")
     # One rank loads what two have saved: replicas, or shards of FSDP2.
     for kind in ("replicas", "sharded"):
         step = step_folder(tmp_path / kind / "whole", SAVE_STEPS)
         found = run(tmp_path / kind / "alone", resume=step)
         assert list(found[0]) == list(range(SAVE_STEPS + 1, STEPS + 1))
+
+
+def test_transformers_opens_pieces_of_two_ranks(
+    tmp_path: Path, start: Callable[..., Any]
+) -> None:
+    run_two_ranks(tmp_path, start, "pieces")
+
+
+def test_peft_opens_sharded_adapters(tmp_path: Path, start: Callable[..., Any]) -> None:
+    pytest.importorskip("peft", reason="needs peft 0.21")
+    run_two_ranks(tmp_path, start, "adapters")
 
 
 POSITIONS = 18

@@ -1,12 +1,11 @@
 """Runs of ``feedline.transformers.Trainer``: ``python trainer_steps.py FOLDER PAUSE_AFTER``.
 
-``python trainer_steps.py FOLDER RANK WORLD STORE`` is one of several ranks. ``STORE`` is a file for
-their rendezvous. Each exits with 0 if its checks pass.
+``python trainer_steps.py FOLDER RANK WORLD STORE KIND...`` is one of several ranks. ``STORE`` is a
+file for their rendezvous, ``KIND`` one of the models. Each exits with 0 if its checks pass.
 """
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import sys
 from pathlib import Path
@@ -168,23 +167,28 @@ def save_pieces(folder: Path) -> None:
         assert torch.equal(weights_of(opened), expected)
 
 
+KINDS = {
+    "replicas": lambda folder: run_rank(folder, Trainer),
+    "sharded": lambda folder: run_rank(folder, ShardedTrainer),
+    "adapters": lambda folder: run_rank(folder, ShardedTrainer, lora_model),
+    "pieces": save_pieces,
+}
+
+
 def main() -> None:
     folder = Path(sys.argv[1])
     torch.set_num_threads(1)
     if len(sys.argv) == 3:
         run(folder, pause_after=int(sys.argv[2]), trainer_options={"async_save": True})
         return
-    rank, world, store = sys.argv[2:]
+    rank, world, store, *kinds = sys.argv[2:]
     os.environ.update(RANK=rank, LOCAL_RANK=rank, WORLD_SIZE=world)
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="0")
     torch.distributed.init_process_group(
         "gloo", init_method=f"file://{store}", rank=int(rank), world_size=int(world)
     )
-    run_rank(folder / "replicas", Trainer)
-    run_rank(folder / "sharded", ShardedTrainer)
-    if importlib.util.find_spec("peft"):
-        run_rank(folder / "adapters", ShardedTrainer, lora_model)
-    save_pieces(folder / "pieces")
+    for kind in kinds:
+        KINDS[kind](folder / kind)
     torch.distributed.barrier()
     torch.distributed.destroy_process_group()
 

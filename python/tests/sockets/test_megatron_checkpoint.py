@@ -43,6 +43,7 @@ from feedline.dcp import StorageReader
 from feedline.megatron import LoadStrategy, SaveStrategy
 
 FEEDLINE = Path(sys.executable).with_name("feedline")
+FOLDER = Path(__file__).parent
 
 
 @pytest.fixture(autouse=True)
@@ -355,3 +356,28 @@ def assert_installed(folder: Path, save_strategy: Any, load_strategy: Any) -> No
     assert ckpt.open(folder).meta == "here"
     assert isinstance(load_strategy, LoadStrategy)
     assert isinstance(save_strategy, strategies.TorchDistSaveShardedStrategy)
+
+
+def losses(output: str) -> list[str]:
+    return [line for line in output.splitlines() if line.startswith("loss of iteration")]
+
+
+def test_released_megatron_lm_resumes_after_a_kill(
+    corpus: str, tmp_path: Path, start: Callable[..., Any]
+) -> None:
+    if importlib.util.find_spec("megatron.training") is None:
+        pytest.skip("megatron-core 0.16 has no megatron.training")
+    program = FOLDER / "megatron_lm.py"
+    background = ("--async-save", "--async-strategy", "mcore")
+    plain = start(program, tmp_path / "plain", corpus, "--plain")
+    # The builder's data until the kill in the fifth iteration, then those of an external loader.
+    start(program, tmp_path, corpus, "--kill-at", 4, *background).killed()
+    expected = losses(plain.output())
+    latest = tmp_path / "ckpt/latest_checkpointed_iteration.txt"
+    first = int(latest.read_text())
+    external = ("--dataloader-type", "external")
+    resumed = losses(start(program, tmp_path, corpus, *external, *background).output())
+    assert len(expected) == 12 and 2 <= first <= 4
+    assert resumed == expected[2 * first :]
+    assert latest.read_text() == "6"
+    assert_verified(tmp_path / "ckpt/iter_0000006")

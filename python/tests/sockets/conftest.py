@@ -79,6 +79,11 @@ class Program:
         self._process.send_signal(signal.SIGKILL)
         assert self._process.wait(PROGRAM_SECONDS_MAX) == -signal.SIGKILL
 
+    def killed(self) -> None:
+        """Waits until it has killed itself."""
+        out, err = self._process.communicate(timeout=PROGRAM_SECONDS_MAX)
+        assert self._process.returncode == -signal.SIGKILL, out + err
+
     def output(self) -> str:
         """Waits for its end and returns what it printed."""
         out, err = self._process.communicate(timeout=PROGRAM_SECONDS_MAX)

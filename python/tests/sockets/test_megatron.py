@@ -5,25 +5,34 @@ The oracle is megatron-core: its own ``GPTDataset`` and ``BlendedDataset``.
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
+import importlib.util
+import inspect
 import pickle
 import random
-from argparse import Namespace
+import re
+import sys
+import types
+from argparse import ArgumentParser, Namespace
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+import megatron.core
 import pytest
 import torch
 from megatron.core import parallel_state
 from megatron.core.datasets import gpt_dataset
 from megatron.core.datasets.blended_megatron_dataset_builder import BlendedMegatronDatasetBuilder
 from megatron.core.rerun_state_machine import RerunDataIterator
+from protocols import assert_known
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils.data import DataLoader
 
 import feedline
 import feedline.megatron
+from feedline import _megatron_options as options
 
 NAMES = ("tokens", "labels", "loss_mask", "position_ids")
 SPLIT = "90,5,5"
@@ -45,6 +54,15 @@ class PaddingTokenizer(Tokenizer):
     """A tokenizer with a padding id that is in the corpus: GPT-2's letter "e"."""
 
     pad = 68
+
+
+class ZeroTokenizer(PaddingTokenizer):
+    """Its documents end with the id that a masked padding id gets."""
+
+    eod = 0
+
+
+FIELDS = {field.name for field in dataclasses.fields(gpt_dataset.GPTDatasetConfig)}
 
 
 @pytest.fixture(autouse=True)
@@ -140,12 +158,21 @@ def digest(batches: Iterable[dict[str, torch.Tensor]], names: Iterable[str] = NA
         {"tokenizer": PaddingTokenizer(), "eod_mask_loss": True},
         {"add_extra_token_to_sequence": False},
         {"drop_last_partial_validation_sequence": False},
+        {
+            "reset_attention_mask": True,
+            "create_attention_mask": True,
+            "tokenizer": ZeroTokenizer(),
+        },
+        {"inter_document_masking": True},
+        {"inter_document_masking": True, "reset_position_ids": True},
     ],
     ids=lambda changes: "-".join(changes) or "plain",
 )
 def test_the_builder_builds_the_same_samples(
     corpus: str, tmp_path: Path, changes: dict[str, Any]
 ) -> None:
+    if missing := changes.keys() - FIELDS:
+        pytest.skip(f"megatron-core {megatron.core.__version__} has no {missing}")
     settings = config(tmp_path, blend=([corpus], None), **changes)
     theirs = build(gpt_dataset.GPTDataset, settings)
     files = indexes(tmp_path)
@@ -216,6 +243,43 @@ def test_a_corpus_for_each_part(corpora: tuple[str, str], tmp_path: Path) -> Non
         assert_equal_samples(our, their, 40)
 
 
+@dataclasses.dataclass
+class LaterConfig(gpt_dataset.GPTDatasetConfig):
+    """The config of a release that has one more field."""
+
+    later: int = 0
+
+
+def test_a_field_of_a_later_release_is_refused(corpus: str, tmp_path: Path) -> None:
+    settings = vars(config(tmp_path, blend=([corpus], None)))
+    init = {field.name for field in dataclasses.fields(LaterConfig) if field.init}
+    settings = {name: value for name, value in settings.items() if name in init}
+    assert build(feedline.megatron.GPTDataset, LaterConfig(**settings))[0] is not None
+    release = f"later of LaterConfig in megatron-core {megatron.core.__version__}.*found 1"
+    with pytest.raises(ValueError, match=release):
+        build(feedline.megatron.GPTDataset, LaterConfig(**settings, later=1))
+
+
+def test_sequences_of_another_corpus_are_refused(corpus: str, tmp_path: Path) -> None:
+    # Megatron takes the counts from the config, and the type of tokens from the vocabulary.
+    def settings(sequences: tuple[int, int], vocab_size: int = 50257) -> Any:
+        tokenizer = Tokenizer()
+        tokenizer.vocab_size = vocab_size
+        counts = {corpus: sequences}
+        blend = ([corpus], None)
+        return config(tmp_path, blend=blend, tokenizer=tokenizer, sequences_per_dataset=counts)
+
+    theirs, ours = (
+        build(cls, settings((200, 201)))[0]
+        for cls in (gpt_dataset.GPTDataset, feedline.megatron.GPTDataset)
+    )
+    assert_equal_samples(ours, theirs, 50)
+    with pytest.raises(ValueError, match=r"\(4, 200, 201\).*found \(8, 200, 201\)"):
+        build(feedline.megatron.GPTDataset, settings((200, 201), vocab_size=100_000))
+    with pytest.raises(ValueError, match=r"expected type code.*\(8, 199, 200\)"):
+        options.check_sequences(settings((199, 200)), corpus)
+
+
 @pytest.mark.parametrize("ranks", [1, 2, 3])
 def test_a_data_loader_of_each_rank(corpus: str, tmp_path: Path, ranks: int) -> None:
     settings = config(tmp_path, blend=([corpus], None))
@@ -254,11 +318,18 @@ def arguments(data_path: list[str] | None, **changes: Any) -> Namespace:
     return Namespace(**values)
 
 
-def external(data_path: Any, tmp_path: Path, sizes: Any = SIZES, **changes: Any) -> Any:
+def external(
+    data_path: Any, tmp_path: Path, sizes: Any = SIZES, tokenizer: Any = None, **changes: Any
+) -> Any:
     values = arguments(data_path, data_cache_path=str(tmp_path), **changes)
-    return feedline.megatron.external_loaders(
-        values, sizes, tokenizer=Tokenizer().unique_identifiers
-    )
+    tokenizer = Tokenizer().unique_identifiers if tokenizer is None else tokenizer
+    return feedline.megatron.external_loaders(values, sizes, tokenizer=tokenizer)
+
+
+def of_megatron(dataset: Any, start: int, end: int, micro: int = 4) -> str:
+    """The hash of batches of a dataset of Megatron."""
+    rows = [list(range(first, first + micro)) for first in range(start, end - micro + 1, micro)]
+    return digest(DataLoader(dataset, batch_sampler=rows))
 
 
 def oracle(cache: Path, blend: Any, ranks: list[tuple[int, int]], start: int = 0) -> list[str]:
@@ -365,6 +436,73 @@ def test_arguments_reach_the_samples(corpus: str, tmp_path: Path) -> None:
     assert digest(train) == digest(DataLoader(theirs, batch_sampler=batches))
 
 
+@pytest.mark.parametrize("tokenizer", [PaddingTokenizer(), ZeroTokenizer()])
+@pytest.mark.parametrize("is_global", [False, True])
+def test_a_padding_id_in_the_corpus_is_masked(
+    corpus: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    tokenizer: Any,
+    is_global: bool,
+) -> None:
+    become_rank(0, 1)
+    options = {"reset_position_ids": True, "eod_mask_loss": True}
+    settings = config(tmp_path, blend=([corpus], None), tokenizer=tokenizer, **options)
+    theirs = build(gpt_dataset.GPTDataset, settings)[0]
+    files = indexes(tmp_path)
+    values = arguments([corpus], data_cache_path=str(tmp_path), **options)
+    if is_global:
+        module: Any = types.ModuleType("megatron.training.global_vars")
+        module._GLOBAL_TOKENIZER = tokenizer
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+        train = feedline.megatron.external_loaders(values, (700, 0, 0))[0]
+    else:
+        train = feedline.megatron.external_loaders(values, (700, 0, 0), tokenizer=tokenizer)[0]
+    assert train is not None and digest(train) == of_megatron(theirs, 0, 700)
+    assert indexes(tmp_path) == files
+
+
+@pytest.mark.parametrize("allows", [False, True])
+def test_a_padding_id_of_another_token_is_masked_on_request(
+    corpus: str, tmp_path: Path, allows: bool
+) -> None:
+    become_rank(0, 1)
+    tokenizer = PaddingTokenizer()
+    tokenizer.pad = tokenizer.eod
+    option = {"allow_ambiguous_pad_tokens": allows}
+    settings = config(tmp_path, blend=([corpus], None), tokenizer=tokenizer, **option)
+    theirs = build(gpt_dataset.GPTDataset, settings)[0]
+    train = external([corpus], tmp_path, tokenizer=tokenizer, **option)[0]
+    assert digest(train) == of_megatron(theirs, 0, 700)
+
+
+def test_evaluation_has_its_own_batch_size(corpus: str, tmp_path: Path) -> None:
+    become_rank(0, 1)
+    theirs = build(gpt_dataset.GPTDataset, config(tmp_path, blend=([corpus], None)))
+    loaders = external([corpus], tmp_path, eval_micro_batch_size=2, consumed_valid_samples=6)
+    assert next(loaders[0])["tokens"].shape == (4, 32)
+    assert digest(loaders[1]) == of_megatron(theirs[1], 6, 40, micro=2)
+    assert digest(loaders[2]) == of_megatron(theirs[2], 0, 20, micro=2)
+
+
+def test_a_phase_starts_at_its_first_sample(corpus: str, tmp_path: Path) -> None:
+    # Megatron passes the samples of the phase, and counts the iterations of the run.
+    become_rank(0, 1)
+    theirs = build(gpt_dataset.GPTDataset, config(tmp_path, blend=([corpus], None)))[0]
+    phases = {"phase_transition_iterations": [10, 50], "global_batch_size": 8}
+    for iteration, start in ((0, 0), (9, 72), (10, 0), (12, 16), (50, 0)):
+        consumed = {"iteration": iteration, "consumed_train_samples": iteration * 8}
+        train = external([corpus], tmp_path, **phases, **consumed)[0]
+        assert digest(train) == of_megatron(theirs, start, 700)
+
+
+def test_validation_alone_starts_at_its_first_sample(corpus: str, tmp_path: Path) -> None:
+    become_rank(0, 1)
+    theirs = build(gpt_dataset.GPTDataset, config(tmp_path, blend=([corpus], None)))[1]
+    valid = external([corpus], tmp_path, consumed_valid_samples=12, skip_train=True)[1]
+    assert digest(valid) == of_megatron(theirs, 0, 40)
+
+
 def test_paths_of_each_part(corpora: tuple[str, str], tmp_path: Path) -> None:
     become_rank(0, 1)
     parts = [([corpora[0]], None), ([corpora[1]], None), None]
@@ -404,6 +542,25 @@ def test_parts_without_a_share_have_no_loader(corpus: str, tmp_path: Path) -> No
         (["1.0", "FIRST"], {}, "a weight before each prefix"),
         (None, {}, "cannot read --data-path"),
         (["FIRST"], {"reset_attention_mask": True}, "cannot use --reset-attention-mask"),
+        (["FIRST"], {"dataloader_type": "cyclic"}, "external, found cyclic"),
+        (["FIRST"], {"create_attention_mask_in_dataloader": True}, "pass --no-create-att"),
+        *(
+            (["FIRST"], {name: True}, f"cannot use --{name.replace('_', '-')} with")
+            for name in (
+                "dataloader_inter_document_masking",
+                "fim_data",
+                "full_validation",
+                "hybrid_context_parallel",
+                "mock_data",
+                "multiple_validation_sets",
+                "sft",
+            )
+        ),
+        (
+            ["0.7", "FIRST", "0.3", "SECOND"],
+            {"mid_level_dataset_surplus": 0.2},
+            "cannot use --mid-level-dataset-surplus 0.2 and a blend",
+        ),
     ],
 )
 def test_arguments_that_megatron_reads_differently_are_refused(
@@ -413,3 +570,82 @@ def test_arguments_that_megatron_reads_differently_are_refused(
     names = {"FIRST": corpora[0], "SECOND": corpora[1]}
     with pytest.raises(ValueError, match=text):
         external(data_path and [names.get(x, x) for x in data_path], tmp_path, **changes)
+
+
+def test_the_surplus_of_one_corpus_changes_nothing(corpus: str, tmp_path: Path) -> None:
+    become_rank(0, 1)
+    settings = config(tmp_path, blend=([corpus], None), mid_level_dataset_surplus=0.2)
+    theirs = build(gpt_dataset.GPTDataset, settings)[0]
+    train = external([corpus], tmp_path, mid_level_dataset_surplus=0.2)[0]
+    assert digest(train) == of_megatron(theirs, 0, 700)
+
+
+def test_an_argument_of_a_later_release_is_refused(
+    corpus: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def add(parser: Any) -> Any:
+        parser.add_argument("--split", default=None)
+        parser.add_argument("--later", default="no")
+        return parser
+
+    become_rank(0, 1)
+    module: Any = types.ModuleType("megatron.training.arguments")
+    module._add_data_args = add
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    assert external([corpus], tmp_path, later="no")[0] is not None
+    with pytest.raises(ValueError, match=r"cannot use later='yes'.*its default in megatron-core"):
+        external([corpus], tmp_path, later="yes")
+
+
+def test_the_options_of_this_release_are_known() -> None:
+    # Those of later releases than the oldest one.
+    added = {"inter_document_masking"}
+    assert_known(FIELDS | added, options.CONFIG_FIELDS, "GPTDatasetConfig")
+    assert_known(gpt_dataset.Split.__members__, ["train", "valid", "test"], "Split")
+    assert_known(
+        gpt_dataset.GPTDataset._key_config_attributes(),
+        ["random_seed", "sequence_length", "split", "split_matrix", "tokenizer"],
+        "names of cached indexes",
+    )
+    for function, names in (
+        (
+            gpt_dataset.GPTDataset.__init__,
+            "self indexed_dataset dataset_path indexed_indices num_samples index_split config",
+        ),
+        (gpt_dataset.GPTDataset.__getitem__, "self idx"),
+        (
+            gpt_dataset._get_ltor_masks_and_position_ids,
+            "data eod_token reset_position_ids reset_attention_mask eod_mask_loss "
+            "create_attention_mask",
+        ),
+        (
+            BlendedMegatronDatasetBuilder.__init__,
+            "self cls sizes is_built_on_rank config",
+        ),
+    ):
+        found = inspect.signature(function).parameters
+        assert_known(found, names.split(), function.__qualname__)
+
+
+def test_the_data_arguments_of_this_release_are_known() -> None:
+    if importlib.util.find_spec("megatron.training") is None:
+        pytest.skip("megatron-core 0.16 has no megatron.training")
+    from megatron.training import arguments as parsers
+    from megatron.training import global_vars, training
+    from megatron.training.datasets import data_samplers
+
+    parser = ArgumentParser(add_help=False)
+    parsers._add_data_args(parser)
+    found = {action.dest for action in parser._actions}
+    for function in (
+        training.get_train_valid_test_num_samples,
+        training.build_train_valid_test_data_loaders,
+        data_samplers.build_pretraining_data_loader,
+    ):
+        source = inspect.getsource(function)
+        found |= set(re.findall(r"\bargs\.(\w+)", source))
+        found |= set(re.findall(r"getattr\(args, [\"'](\w+)", source))
+    # Read by the provider of datasets, in Megatron-LM's script.
+    found |= {"seed", "sft"}
+    assert_known(found, options.ARGUMENTS, "arguments of megatron.training for data")
+    assert hasattr(global_vars, "_GLOBAL_TOKENIZER")

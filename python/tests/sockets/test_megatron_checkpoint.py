@@ -10,6 +10,7 @@ import json
 import multiprocessing
 import os
 import pickle
+import re
 import subprocess
 import sys
 import threading
@@ -29,11 +30,12 @@ from megatron.core.dist_checkpointing import serialization
 from megatron.core.dist_checkpointing.mapping import ShardedObject, ShardedTensor
 from megatron.core.dist_checkpointing.serialization import load_sharded_metadata
 from megatron.core.dist_checkpointing.strategies import torch as strategies
-from megatron.core.dist_checkpointing.strategies.async_utils import AsyncCallsQueue
+from megatron.core.dist_checkpointing.strategies.async_utils import AsyncCallsQueue, AsyncRequest
 from megatron.core.dist_checkpointing.strategies.fully_parallel import (
     FullyParallelSaveStrategyWrapper,
 )
 from megatron_ranks import IN_BACKGROUND, load_and_compare, state_of
+from protocols import assert_known
 from torch.distributed.checkpoint.api import CheckpointException
 
 import feedline.megatron
@@ -43,6 +45,7 @@ from feedline.dcp import StorageReader
 from feedline.megatron import LoadStrategy, SaveStrategy
 
 FEEDLINE = Path(sys.executable).with_name("feedline")
+FOLDER = Path(__file__).parent
 
 
 @pytest.fixture(autouse=True)
@@ -355,3 +358,90 @@ def assert_installed(folder: Path, save_strategy: Any, load_strategy: Any) -> No
     assert ckpt.open(folder).meta == "here"
     assert isinstance(load_strategy, LoadStrategy)
     assert isinstance(save_strategy, strategies.TorchDistSaveShardedStrategy)
+
+
+def losses(output: str) -> list[str]:
+    return [line for line in output.splitlines() if line.startswith("loss of iteration")]
+
+
+def test_released_megatron_lm_resumes_after_a_kill(
+    corpus: str, tmp_path: Path, start: Callable[..., Any]
+) -> None:
+    if importlib.util.find_spec("megatron.training") is None:
+        pytest.skip("megatron-core 0.16 has no megatron.training")
+    program = FOLDER / "megatron_lm.py"
+    background = ("--async-save", "--async-strategy", "mcore")
+    plain = start(program, tmp_path / "plain", corpus, "--plain")
+    # The builder's data until the kill in the fifth iteration, then those of an external loader.
+    start(program, tmp_path, corpus, "--kill-at", 4, *background).killed()
+    expected = losses(plain.output())
+    latest = tmp_path / "ckpt/latest_checkpointed_iteration.txt"
+    first = int(latest.read_text())
+    external = ("--dataloader-type", "external")
+    resumed = losses(start(program, tmp_path, corpus, *external, *background).output())
+    assert len(expected) == 12 and 2 <= first <= 4
+    assert resumed == expected[2 * first :]
+    assert latest.read_text() == "6"
+    assert_verified(tmp_path / "ckpt/iter_0000006")
+
+
+def test_the_protocol_of_this_release_is_known() -> None:
+    # Names of later releases than the oldest one; a release may lack them.
+    added = {
+        "async_strategy",
+        "cache_metadata",
+        "checkpoint_name",
+        "cpu_shm_mode",
+        "process_group",
+        "stream_ckpt_dequant",
+        "verify_integrity",
+    }
+    removed = {"common_strategy"}
+    save_class = strategies.TorchDistSaveShardedStrategy
+    load_class = strategies.TorchDistLoadShardedStrategy
+    for function, names in (
+        (save_class.__init__, ["self", *options.SAVE_ARGUMENTS]),
+        (save_class.save, "self sharded_state_dict checkpoint_dir".split()),
+        (save_class.async_save, "self sharded_state_dict checkpoint_dir async_strategy".split()),
+        (load_class.__init__, "self cache_metadata stream_ckpt_dequant checkpoint_name".split()),
+        (load_class.load, "self sharded_state_dict checkpoint_dir async_strategy".split()),
+        (load_class.load_tensors_metadata, "self checkpoint_dir metadata".split()),
+        (load_class.load_sharded_metadata, "self checkpoint_dir".split()),
+        (dist_checkpointing.save, SAVE.split()),
+        (dist_checkpointing.load, LOAD.split()),
+        (strategies.MCoreLoadPlanner.__init__, PLANNER.split()),
+    ):
+        found = set(inspect.signature(function).parameters)
+        missing = (added | removed) & (set(names) - found)
+        assert_known(found | missing, names, function.__qualname__)
+    assert_known(AsyncRequest._fields, REQUEST.split(), "AsyncRequest")
+
+
+SAVE = """
+    sharded_state_dict checkpoint_dir sharded_strategy common_strategy validate_access_integrity
+    async_sharded_save preprocess_common_before_consistancy_check content_metadata async_strategy
+    verify_integrity
+"""
+LOAD = """
+    sharded_state_dict checkpoint_dir sharded_strategy common_strategy validate_access_integrity
+    strict verify_integrity process_group
+"""
+PLANNER = """
+    self args shapes_validation_sharded_tensors allow_shape_mismatch_sharded_tensors
+    stream_ckpt_dequant kwargs
+"""
+REQUEST = "async_fn async_fn_args finalize_fns async_fn_kwargs preload_fn is_frozen call_idx"
+
+
+def test_what_megatron_lm_sets_in_a_strategy_is_known() -> None:
+    if importlib.util.find_spec("megatron.training") is None:
+        pytest.skip("megatron-core 0.16 has no megatron.training")
+    from megatron.training import checkpointing
+
+    source = inspect.getsource(checkpointing)
+    found = set(re.findall(r"\bsave_strategy\.(\w+) =", source))
+    for call in re.findall(r"TorchDist(?:Save|Load)ShardedStrategy\(([^()]*)", source):
+        found |= set(re.findall(r"(\w+)=", call))
+    later = {"cpu_shm_mode", "stream_ckpt_dequant"}
+    known = {"use_cached_ckpt_structure", "thread_count", "cached_global_metadata"}
+    assert_known(found | later, {"cache_metadata", *known, *later}, "strategies of Megatron-LM")

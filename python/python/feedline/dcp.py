@@ -249,7 +249,6 @@ class StorageWriter(StagesCopies, _StorageWriter):
         if not isinstance(orders, _Orders):
             raise plans_refusal()
         _plan_caches.end()
-        check_plan(plan)
         recipe = zlib.decompress(orders.recipe)
         part = json.dumps(
             {
@@ -262,6 +261,7 @@ class StorageWriter(StagesCopies, _StorageWriter):
         )
         folder = open_folder(self.folder, **self._options)
         try:
+            check_plan(plan)
             if orders.writer == 0:  # the others would count what it has written
                 folder.check_room(self.step, *orders.room)
             self.synchronize_staging()

@@ -434,7 +434,8 @@ def test_values_of_other_classes_are_refused_before_the_run(tmp_path: Path, valu
     optimizer.param_groups[0]["extra"] = value
     given = {"optimizers": (optimizer, schedule)}
     before = weights_of(model).clone()
-    with pytest.raises(ValueError, match=r"param_groups\[0\].extra.*found .*" + type(value).__name__):
+    text = r"param_groups\[0\].extra.*found .*" + type(value).__name__
+    with pytest.raises(ValueError, match=text):
         run(tmp_path, model=model, trainer_options=given)
     assert torch.equal(weights_of(model), before)
     # transformers saves it, but does not load it either.

@@ -83,7 +83,7 @@ pub use format::codec::Codec;
 pub use format::tensor_file::{FileTensor, TensorFile};
 pub use liveness::heartbeat::LivenessTimeouts;
 pub use liveness::lease::Lease;
-pub use number::{can_cast, cast, to_f64};
+pub use number::{can_cast, cast, to_f64, to_pair};
 pub use plan::{PlanCache, PlanLimits, PlannedChunk, SavePlan, Shard};
 pub use read::checkpoint::{Checkpoint, TensorRead};
 pub use read::scatter::{ReadReport, RegionRequest};

@@ -5,17 +5,21 @@ use crate::Dtype;
 /// The value of one little-endian element. Integers beyond 2^53 are rounded.
 ///
 /// # Panics
-/// If `item` is not as long as an element of the type.
+/// If `item` is not as long as an element of the type, or the type has two values ([`to_pair`]).
 #[must_use]
 pub fn to_f64(dtype: Dtype, item: &[u8]) -> f64 {
     match dtype {
         Dtype::Bool | Dtype::U8 => f64::from(item[0]),
         Dtype::I8 => f64::from(item[0].cast_signed()),
-        Dtype::F8E4M3 => small_float(item[0].into(), 4, 3, false),
-        Dtype::F8E5M2 => small_float(item[0].into(), 5, 2, true),
+        Dtype::F8E4M3 => small_float(item[0].into(), 4, 3, Specials::OneNan),
+        Dtype::F8E5M2 => small_float(item[0].into(), 5, 2, Specials::Ieee),
+        Dtype::F8E4M3Fnuz => fnuz(item[0], 3),
+        Dtype::F8E5M2Fnuz => fnuz(item[0], 2),
+        Dtype::F8E8M0 if item[0] == 0xff => f64::NAN,
+        Dtype::F8E8M0 => 2_f64.powi(i32::from(item[0]) - 127),
         Dtype::U16 => f64::from(u16::from_le_bytes(fixed(item))),
         Dtype::I16 => f64::from(i16::from_le_bytes(fixed(item))),
-        Dtype::F16 => small_float(u16::from_le_bytes(fixed(item)).into(), 5, 10, true),
+        Dtype::F16 => small_float(u16::from_le_bytes(fixed(item)).into(), 5, 10, Specials::Ieee),
         Dtype::BF16 => f64::from(f32::from_bits(u32::from(u16::from_le_bytes(fixed(item))) << 16)),
         Dtype::U32 => f64::from(u32::from_le_bytes(fixed(item))),
         Dtype::I32 => f64::from(i32::from_le_bytes(fixed(item))),
@@ -23,6 +27,22 @@ pub fn to_f64(dtype: Dtype, item: &[u8]) -> f64 {
         Dtype::U64 => u64::from_le_bytes(fixed(item)) as f64,
         Dtype::I64 => i64::from_le_bytes(fixed(item)) as f64,
         Dtype::F64 => f64::from_le_bytes(fixed(item)),
+        Dtype::F4X2 | Dtype::C64 => panic!("{dtype} has two values"),
+    }
+}
+
+/// Both values of one element: the two floats of an `F4_X2`, or the real and the imaginary part of
+/// a `C64`. `None` for other types, which have one.
+///
+/// # Panics
+/// If `item` is not as long as an element of the type.
+#[must_use]
+pub fn to_pair(dtype: Dtype, item: &[u8]) -> Option<[f64; 2]> {
+    let quarter = |bits: u8| small_float(bits.into(), 2, 1, Specials::None);
+    match dtype {
+        Dtype::F4X2 => Some([quarter(item[0] & 0xf), quarter(item[0] >> 4)]),
+        Dtype::C64 => Some([&item[..4], &item[4..]].map(|part| to_f64(Dtype::F32, part))),
+        _ => None,
     }
 }
 
@@ -78,23 +98,44 @@ fn fixed<const N: usize>(item: &[u8]) -> [u8; N] {
     item.try_into().expect("callers pass whole elements")
 }
 
-/// Decodes a float of few bits. Without infinities (as in F8_E4M3), only the largest pattern is a
-/// NaN.
-fn small_float(bits: u32, exponent_bits: u32, mantissa_bits: u32, has_infinity: bool) -> f64 {
+/// The values of a small float's largest exponent.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Specials {
+    /// Infinities and NaNs.
+    Ieee,
+    /// A NaN with the largest mantissa.
+    OneNan,
+    /// Numbers only.
+    None,
+}
+
+/// Decodes a float of few bits: sign, exponent, mantissa.
+fn small_float(bits: u32, exponent_bits: u32, mantissa_bits: u32, specials: Specials) -> f64 {
     let bias = (1 << (exponent_bits - 1)) - 1;
     let mantissa = bits & ((1 << mantissa_bits) - 1);
     let exponent_mask = (1 << exponent_bits) - 1;
     let exponent = bits >> mantissa_bits & exponent_mask;
     let sign = if bits >> (mantissa_bits + exponent_bits) & 1 == 1 { -1.0 } else { 1.0 };
     let is_last = exponent == exponent_mask;
+    let is_full = mantissa + 1 == 1 << mantissa_bits;
     let scale = f64::from(mantissa) / f64::from(1_u32 << mantissa_bits);
-    let value = match (is_last, exponent) {
-        (true, _) if has_infinity && mantissa == 0 => f64::INFINITY,
-        (true, _) if has_infinity || mantissa + 1 == 1 << mantissa_bits => f64::NAN,
-        (_, 0) => scale * 2_f64.powi(1 - bias),
+    let value = match specials {
+        Specials::Ieee if is_last && mantissa == 0 => f64::INFINITY,
+        Specials::Ieee if is_last => f64::NAN,
+        Specials::OneNan if is_last && is_full => f64::NAN,
+        _ if exponent == 0 => scale * 2_f64.powi(1 - bias),
         _ => (1.0 + scale) * 2_f64.powi(exponent.cast_signed() - bias),
     };
     sign * value
+}
+
+/// Decodes an 8-bit float whose bias is one larger than that of IEEE, so that each value is half of
+/// the same bits' value there. Negative zero is the only NaN.
+fn fnuz(bits: u8, mantissa_bits: u32) -> f64 {
+    if bits == 0x80 {
+        return f64::NAN;
+    }
+    small_float(bits.into(), 7 - mantissa_bits, mantissa_bits, Specials::None) / 2.0
 }
 
 /// Converts f32 to bf16, rounded to nearest even.
@@ -192,8 +233,46 @@ mod tests {
         check(Dtype::F8E5M2, 0x7b, 57_344.0);
         check(Dtype::F8E5M2, 0x01, 2_f64.powi(-16));
         check(Dtype::F8E5M2, 0xfc, f64::NEG_INFINITY);
-        assert!(to_f64(Dtype::F8E4M3, &[0x7f]).is_nan());
-        assert!(to_f64(Dtype::F8E5M2, &[0x7d]).is_nan());
+        check(Dtype::F8E4M3Fnuz, 0x7f, 240.0);
+        check(Dtype::F8E4M3Fnuz, 0x01, 2_f64.powi(-10));
+        check(Dtype::F8E4M3Fnuz, 0xc0, -1.0);
+        check(Dtype::F8E5M2Fnuz, 0x7f, 57_344.0);
+        check(Dtype::F8E5M2Fnuz, 0x01, 2_f64.powi(-17));
+        check(Dtype::F8E5M2Fnuz, 0xc0, -1.0);
+        check(Dtype::F8E8M0, 0x00, 2_f64.powi(-127));
+        check(Dtype::F8E8M0, 0x7f, 1.0);
+        check(Dtype::F8E8M0, 0xfe, 2_f64.powi(127));
+        let nan = [
+            (Dtype::F8E4M3, 0x7f),
+            (Dtype::F8E5M2, 0x7d),
+            (Dtype::F8E4M3Fnuz, 0x80),
+            (Dtype::F8E5M2Fnuz, 0x80),
+            (Dtype::F8E8M0, 0xff),
+        ];
+        for (dtype, bits) in nan {
+            assert!(to_f64(dtype, &[bits]).is_nan(), "{dtype}");
+        }
+        // Types without infinities have one NaN, or one for each sign.
+        for (dtype, nans) in [(Dtype::F8E4M3, 2), (Dtype::F8E4M3Fnuz, 1), (Dtype::F8E5M2Fnuz, 1)] {
+            let all = (0..=u8::MAX).map(|bits| to_f64(dtype, &[bits]));
+            assert_eq!(all.filter(|value| !value.is_finite()).count(), nans, "{dtype}");
+        }
+    }
+
+    #[test]
+    fn pairs_have_two_values() {
+        let sizes = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0];
+        for bits in 0..=u8::MAX {
+            let value = |half: u8| {
+                let size = sizes[usize::from(half & 7)];
+                if half < 8 { size } else { -size }
+            };
+            let expected = [value(bits & 15), value(bits >> 4)];
+            assert_eq!(to_pair(Dtype::F4X2, &[bits]), Some(expected), "{bits:02x}");
+        }
+        let complex: Vec<u8> = [1.5_f32, -2.0].iter().flat_map(|part| part.to_le_bytes()).collect();
+        assert_eq!(to_pair(Dtype::C64, &complex), Some([1.5, -2.0]));
+        assert_eq!(to_pair(Dtype::F32, &[0; 4]), None);
     }
 
     #[test]

@@ -75,6 +75,10 @@ pub(crate) fn check_specs(specs: &[TensorSpec]) -> Result<()> {
         if spec.bytes().is_none() {
             return bad(format!("expected fewer than 2^64 bytes, found shape {:?}", spec.shape));
         }
+        if !spec.dtype.fits_header(&spec.shape) {
+            let found = format!("{} of shape {:?}", spec.dtype, spec.shape);
+            return bad(format!("expected at least one axis, of fewer than 2^63, found {found}"));
+        }
         if !seen.insert((spec.group, spec.name.as_str())) {
             return bad("duplicate name".to_owned());
         }

@@ -5,7 +5,7 @@
 use ckpt::{Codec, Dtype};
 use libfuzzer_sys::fuzz_target;
 
-const DTYPES: [Dtype; 6] = [Dtype::U8, Dtype::BF16, Dtype::F16, Dtype::I32, Dtype::F32, Dtype::F64];
+const DTYPES: [Dtype; 20] = Dtype::ALL;
 
 fuzz_target!(|input: &[u8]| {
     let Some(([kind, low, high], bytes)) = input.split_first_chunk() else { return };

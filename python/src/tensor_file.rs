@@ -23,8 +23,8 @@ pub(crate) struct TensorFile {
     home: HomeProcess,
 }
 
-/// Name, type, shape, first byte, and the byte after the last.
-type Entry<'a> = (&'a str, &'static str, &'a [u64], u64, u64);
+/// Name, type and shape as in the header, first byte, and the byte after the last.
+type Entry<'a> = (&'a str, &'a str, &'a [u64], u64, u64);
 
 #[pymethods]
 impl TensorFile {
@@ -72,7 +72,7 @@ impl TensorFile {
 
 fn entry_of(tensor: &ckpt::FileTensor) -> Entry<'_> {
     let ckpt::FileTensor { name, dtype, shape, bytes } = tensor;
-    (name, dtype.name(), shape, bytes.start, bytes.end)
+    (name, dtype, shape, bytes.start, bytes.end)
 }
 
 /// Writes a file of a header and parts, durably. It appears under its name when it is complete, and

@@ -211,7 +211,9 @@ impl Import {
         };
         for made in &mut self.made {
             if family.words().contains(&made.name.as_str()) && !made.shape.is_empty() {
-                let fill = RowFill::new(new, &self.source, made)?;
+                let grows = words > made.shape[0];
+                let fill =
+                    if grows { RowFill::new(new, &self.source, made)? } else { RowFill::Zeros };
                 *made = made.with_rows(words, &fill);
             }
         }

@@ -42,7 +42,14 @@ const BAND_BYTES: u64 = 16 << 20;
 
 impl RowFill {
     /// The values that `rows` selects for the new rows of a tensor.
+    ///
+    /// # Errors
+    /// [`crate::Error::Unfit`] for a type without them, such as a quantized one.
     pub(crate) fn new(rows: &NewRows, source: &TensorSource, made: &DerivedTensor) -> Result<Self> {
+        if !number::can_cast(Dtype::F64, made.dtype) {
+            let (found, expected) = (made.dtype.to_string(), "F32, BF16, F16 or F64 for new rows");
+            return Err(unfit(&made.name, found, expected));
+        }
         Ok(match rows {
             // The moments of rows that were never trained are zero.
             _ if made.group != Group::Model && made.group != Group::Master => RowFill::Zeros,

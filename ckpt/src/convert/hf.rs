@@ -245,7 +245,7 @@ fn safetensors_of(
         (entry.name, Tensor { dtype: entry.dtype.into(), shape: entry.shape, extents })
     });
     let foreign = header.foreign.into_iter().map(|entry| {
-        let dtype = ElementType::Foreign(entry.dtype);
+        let dtype = ElementType::Foreign(entry.type_label());
         (entry.name, Tensor { dtype, shape: entry.shape, extents: Vec::new() })
     });
     Ok(known.chain(foreign).collect())

@@ -24,6 +24,8 @@ pub struct DerivedTensor {
     pub dtype: Dtype,
     /// Elements along each axis. Row-major.
     pub shape: Vec<u64>,
+    /// Its name in rules, which are applied before a known architecture is renamed.
+    rule_name: String,
     parts: Vec<DerivedPart>,
 }
 
@@ -54,7 +56,7 @@ impl DerivedTensor {
 
     /// A tensor without parts.
     pub(crate) fn new(name: String, group: Group, dtype: Dtype, shape: Vec<u64>) -> Self {
-        DerivedTensor { name, group, dtype, shape, parts: Vec::new() }
+        DerivedTensor { rule_name: name.clone(), name, group, dtype, shape, parts: Vec::new() }
     }
 
     /// Adds a box of a source's tensor at the index of its first element.
@@ -70,14 +72,18 @@ impl DerivedTensor {
 
     /// The same under another name.
     pub(crate) fn named(self, name: String) -> Self {
-        DerivedTensor { name, ..self }
+        DerivedTensor { rule_name: name.clone(), name, ..self }
     }
 
     /// The same with the two axes of a matrix swapped.
     ///
     /// # Errors
-    /// [`Error::Unfit`] if it is not a matrix.
+    /// [`Error::Unfit`] if it is not a matrix of whole bytes.
     pub(crate) fn transpose(mut self) -> Result<Self> {
+        if self.dtype.header_items() > 1 {
+            let found = format!("{}, which packs elements of a row", self.dtype);
+            return Err(unfit(&self.name, found, "elements of whole bytes to transpose"));
+        }
         let [rows, columns] = self.shape[..] else {
             let found = format!("shape {:?}", self.shape);
             return Err(unfit(&self.name, found, "a matrix to transpose"));
@@ -169,7 +175,7 @@ impl DerivedTensor {
     pub(crate) fn check(&self, source: &TensorSource) -> Result<()> {
         for part in &self.parts {
             if let PartSource::Tensor { tensor, .. } = &part.from {
-                source.tensors()[*tensor].check_readable(source.display())?;
+                source.tensors()[*tensor].check_readable(source.display(), &self.rule_name)?;
             }
         }
         self.check_boxes(source)

@@ -90,15 +90,14 @@ pub struct TensorSource {
 }
 
 impl SourceTensor {
-    /// Fails if its elements are of a type that cannot be read.
-    pub(crate) fn check_readable(&self, object: &str) -> Result<()> {
+    /// Fails if its elements are of a type that cannot be read. `name` is its name for rules.
+    pub(crate) fn check_readable(&self, object: &str, name: &str) -> Result<()> {
         let TensorLocation::Foreign(dtype) = &self.place else { return Ok(()) };
         Err(Error::Unfit {
             object: object.to_owned(),
             found: format!(
-                "'{:.80}' of type {dtype:.80} (hint: `drop NAME` in the rules of --rename leaves \
-                 a tensor out)",
-                self.name
+                "'{name}' of type {dtype:.120} (hint: `drop {name}` in the rules of --rename \
+                 leaves it out)"
             ),
             expected: "a supported tensor type".to_owned(),
         })
@@ -296,7 +295,7 @@ impl TensorSource {
         let tensor = &self.tensors[tensor];
         assert!(region::is_within(&tensor.shape, spans), "{spans:?} in {:?}", tensor.shape);
         match &tensor.place {
-            TensorLocation::Foreign(_) => tensor.check_readable(&self.object),
+            TensorLocation::Foreign(_) => tensor.check_readable(&self.object, &tensor.name),
             TensorLocation::Step(group, name) => {
                 let step = self.step.as_ref().expect("a tensor of a step is in a step");
                 step.read_box(name, *group, spans, into)

@@ -228,25 +228,29 @@ impl TorchFile {
                 };
                 self.rebuilt(name, args, depth + 1)
             }
-            ("_rebuild_tensor" | "_rebuild_tensor_v2", [storage, offset, size, stride, ..]) => {
-                self.strided(*storage, [*offset, *size, *stride], None).map(Some)
-            }
-            ("_rebuild_tensor_v3", [storage, offset, size, stride, _, _, dtype, ..]) => {
+            (
+                "_rebuild_tensor" | "_rebuild_tensor_v2",
+                [storage, offset, size, stride, rest @ ..],
+            ) => self.strided(*storage, [*offset, *size, *stride], None, rest.get(2)).map(Some),
+            ("_rebuild_tensor_v3", [storage, offset, size, stride, _, _, dtype, rest @ ..]) => {
                 let PickleNode::Global(_, dtype) = self.pickle.node(*dtype) else {
                     return Ok(None);
                 };
-                self.strided(*storage, [*offset, *size, *stride], Some(dtype)).map(Some)
+                let place = [*offset, *size, *stride];
+                self.strided(*storage, place, Some(dtype), rest.first()).map(Some)
             }
             _ => Ok(None),
         }
     }
 
-    /// A tensor that is a view of a storage. `dtype` names its type if the storage does not.
+    /// A tensor that is a view of a storage. `dtype` names its type if the storage does not;
+    /// `metadata` is a dict of operations that torch has not carried out yet.
     fn strided(
         &self,
         storage: Id,
         [offset, size, stride]: [Id; 3],
         dtype: Option<&str>,
+        metadata: Option<&Id>,
     ) -> Result<Tensor> {
         let bad = |found: String, expected: &str| Error::Corrupt {
             object: self.object.clone(),
@@ -260,11 +264,14 @@ impl TorchFile {
             return Err(bad("a tensor without it".to_owned(), "a storage for each tensor"));
         };
         let dtype_name = dtype.unwrap_or(class);
-        let Some(dtype) = dtype_of(dtype_name) else {
-            let dtype = ElementType::Foreign(dtype_name.to_owned());
-            let shape = pickle.sizes(size).unwrap_or_default();
-            return Ok(Tensor { dtype, shape, extents: Vec::new() });
+        let foreign = |name: String| {
+            let (dtype, shape) = (ElementType::Foreign(name), pickle.sizes(size));
+            Ok(Tensor { dtype, shape: shape.unwrap_or_default(), extents: Vec::new() })
         };
+        let Some(dtype) = dtype_of(dtype_name) else { return foreign(dtype_name.to_owned()) };
+        if metadata.is_some_and(|id| !self.is_empty(*id)) {
+            return foreign(format!("{dtype}, conjugated or negated lazily"));
+        }
         let (Some(first), Some(shape), Some(strides), Some(&member)) =
             (pickle.size(offset), pickle.sizes(size), pickle.sizes(stride), self.storages.get(key))
         else {
@@ -290,6 +297,11 @@ impl TorchFile {
             extents.push(FileExtent { file: self.file, offset, bytes });
         }
         Ok(Tensor { dtype: dtype.into(), shape, extents })
+    }
+
+    fn is_empty(&self, dict: Id) -> bool {
+        matches!(self.pickle.node(dict), PickleNode::None)
+            || self.pickle.pairs(dict).is_some_and(<[_]>::is_empty)
     }
 
     /// The weights: the tensors under the first of `model`, `module`, `state_dict` and
@@ -381,7 +393,6 @@ fn storage_types(pickle: &Pickle) -> HashMap<String, (&str, Option<u64>)> {
 fn item_bytes_of(class: &str) -> Option<u64> {
     Some(match class {
         "ComplexDoubleStorage" => 16,
-        "ComplexFloatStorage" => 8,
         "ComplexHalfStorage" | "QInt32Storage" => 4,
         "UntypedStorage" | "QInt8Storage" | "QUInt8Storage" | "QUInt4x2Storage"
         | "QUInt2x4Storage" => 1,
@@ -415,6 +426,11 @@ pub(crate) fn dtype_of(name: &str) -> Option<Dtype> {
         "uint64" => Dtype::U64,
         "float8_e4m3fn" => Dtype::F8E4M3,
         "float8_e5m2" => Dtype::F8E5M2,
+        "float8_e4m3fnuz" => Dtype::F8E4M3Fnuz,
+        "float8_e5m2fnuz" => Dtype::F8E5M2Fnuz,
+        "float8_e8m0fnu" => Dtype::F8E8M0,
+        "float4_e2m1fn_x2" => Dtype::F4X2,
+        "ComplexFloatStorage" | "complex64" => Dtype::C64,
         _ => return None,
     })
 }

@@ -399,6 +399,10 @@ fn check_tensor(tensor: &TensorEntry, block_bytes: u64, bad: &Refusal<'_>) -> Re
     if bytes.is_none() {
         return bad.of(&place, &format!("shape {:?}", tensor.shape), "fewer than 2^64 bytes");
     }
+    if !tensor.dtype.fits_header(&tensor.shape) {
+        let found = format!("{} of shape {:?}", tensor.dtype, tensor.shape);
+        return bad.of(&place, &found, "at least one axis, of fewer than 2^63");
+    }
     for chunk in &tensor.chunks {
         check_chunk(tensor, chunk, block_bytes, bad)?;
     }

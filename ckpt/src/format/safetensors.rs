@@ -29,7 +29,7 @@ const PREFIX_BYTES: usize = 8;
 /// The key of the header entry that is not a tensor.
 const METADATA: &str = "__metadata__";
 
-/// One tensor in a header.
+/// One tensor in a header. Type and shape are those of a step: see [`Dtype::F4X2`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct HeaderEntry {
     pub(crate) name: String,
@@ -39,7 +39,8 @@ pub(crate) struct HeaderEntry {
     pub(crate) data_offsets: [u64; 2],
 }
 
-/// An entry with an element type that this crate does not support, such as `C64` or `F8_E8M0`.
+/// An entry with an element type that this crate does not support, such as `F6_E2M3`, or with half
+/// a byte of `F4` at the end of a row.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct ForeignEntry {
     pub(crate) name: String,
@@ -50,20 +51,37 @@ pub(crate) struct ForeignEntry {
     pub(crate) data_offsets: [u64; 2],
 }
 
+impl ForeignEntry {
+    /// The type in messages, with what makes a known one unusable.
+    pub(crate) fn type_label(&self) -> String {
+        let shape = &self.shape;
+        match self.dtype.as_str() {
+            "F4" => format!("F4 and shape {shape:?}, which needs a last axis of even length"),
+            name => format!("{name:.80}"),
+        }
+    }
+}
+
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Fields {
-    dtype: DtypeName,
+    dtype: String,
     shape: Vec<u64>,
     data_offsets: [u64; 2],
 }
 
-/// A type, or the name of one that this crate does not support.
-#[derive(Deserialize)]
-#[serde(untagged)]
-enum DtypeName {
-    Known(Dtype),
-    Foreign(String),
+/// Type and shape of an entry in a step; `None` if a step cannot have them.
+fn known(dtype: &str, shape: &[u64]) -> Option<(Dtype, Vec<u64>)> {
+    let dtype = Dtype::ALL.into_iter().find(|known| known.header_name() == dtype)?;
+    let mut shape = shape.to_vec();
+    if dtype.header_items() > 1 {
+        let last = shape.last_mut()?;
+        if !last.is_multiple_of(dtype.header_items()) {
+            return None;
+        }
+        *last /= dtype.header_items();
+    }
+    Some((dtype, shape))
 }
 
 /// The shape of an entry: a range of elements has one axis.
@@ -163,11 +181,11 @@ fn write_entries(to: &mut Vec<u8>, entries: &[HeaderEntry]) -> std::io::Result<(
     for HeaderEntry { name, dtype, shape, data_offsets: [begin, end] } in entries {
         to.push(b',');
         serde_json::to_writer(&mut *to, name)?;
-        write!(to, ":{{\"dtype\":\"{dtype}\",\"shape\":[")?;
-        let mut comma = "";
-        for len in shape {
-            write!(to, "{comma}{len}")?;
-            comma = ",";
+        write!(to, ":{{\"dtype\":\"{}\",\"shape\":[", dtype.header_name())?;
+        for (axis, len) in shape.iter().enumerate() {
+            let comma = if axis == 0 { "" } else { "," };
+            let items = if axis + 1 == shape.len() { dtype.header_items() } else { 1 };
+            write!(to, "{comma}{}", len * items)?;
         }
         write!(to, "],\"data_offsets\":[{begin},{end}]}}")?;
     }
@@ -233,13 +251,11 @@ pub(crate) fn read_header(object: &dyn Object) -> Result<Header> {
     let (mut entries, mut foreign) = (Vec::with_capacity(pairs.0.len()), Vec::new());
     for (name, value) in pairs.0 {
         let Some(Fields { dtype, shape, data_offsets }) = value else { continue };
-        match dtype {
-            DtypeName::Known(dtype) => {
+        match known(&dtype, &shape) {
+            Some((dtype, shape)) => {
                 entries.push(HeaderEntry { name, dtype, shape, data_offsets });
             }
-            DtypeName::Foreign(dtype) => {
-                foreign.push(ForeignEntry { name, dtype, shape, data_offsets });
-            }
+            None => foreign.push(ForeignEntry { name, dtype, shape, data_offsets }),
         }
     }
     Ok(Header { bytes, entries, foreign })

@@ -7,8 +7,8 @@ use std::sync::Arc;
 use serde::Deserialize;
 
 use crate::base::parallel_io;
-use crate::format::safetensors::{self, HeaderEntry};
-use crate::{Dtype, Error, Result};
+use crate::format::safetensors::{self, ForeignEntry, HeaderEntry};
+use crate::{Error, Result};
 use storage::{Key, Object, RangeRead, Storage};
 
 /// Unit of work of a thread that reads.
@@ -19,9 +19,9 @@ const READ_BYTES: usize = 16 << 20;
 pub struct FileTensor {
     /// Its name.
     pub name: String,
-    /// Its elements.
-    pub dtype: Dtype,
-    /// Elements along each axis; empty for a scalar. Row-major.
+    /// The name of its type in the header. It may be one that no [`Dtype`] has.
+    pub dtype: String,
+    /// Elements along each axis, as in the header; empty for a scalar. Row-major.
     pub shape: Vec<u64>,
     /// Its bytes in the file.
     pub bytes: Range<u64>,
@@ -46,19 +46,12 @@ impl TensorFile {
     /// Opens a file and checks its header: every byte after it belongs to one tensor.
     ///
     /// # Errors
-    /// [`Error::Corrupt`] for a file that violates the format, [`Error::Unfit`] for a tensor of an
-    /// unsupported type, and errors of the store.
+    /// [`Error::Corrupt`] for a file that violates the format, and errors of the store. A type that
+    /// is not known is not an error: only the size of that tensor is not checked.
     pub fn open(store: &dyn Storage, key: &Key) -> Result<Self> {
         let object = store.open(key)?;
         let header = safetensors::read_header(&*object)?;
         header.check_coverage(&*object)?;
-        if let Some(entry) = header.foreign.first() {
-            return Err(Error::Unfit {
-                object: object.display(),
-                found: format!("'{:.80}' of type {:.80}", entry.name, entry.dtype),
-                expected: "a supported tensor type".to_owned(),
-            });
-        }
         let corrupt = |found: String, expected: String| {
             let (object, offset) = (object.display(), 8);
             Err(Error::Corrupt { object, offset, found, expected })
@@ -68,21 +61,28 @@ impl TensorFile {
             Err(error) => return corrupt(error.to_string(), "strings as metadata".to_owned()),
         };
         let start = header.bytes.len() as u64;
-        let mut tensors = Vec::with_capacity(header.entries.len());
-        for HeaderEntry { name, dtype, shape, data_offsets: [begin, end] } in header.entries {
+        let mut tensors = Vec::with_capacity(header.entries.len() + header.foreign.len());
+        for HeaderEntry { name, dtype, mut shape, data_offsets: [begin, end] } in header.entries {
             let expected = crate::region::elements(shape.iter().copied())
                 .and_then(|count| count.checked_mul(dtype.item_bytes()));
+            if let Some(last) = shape.last_mut() {
+                *last *= dtype.header_items(); // no overflow: as it was in the header
+            }
             if expected != Some(end - begin) {
                 let found = format!("{} bytes of '{name:.80}'", end - begin);
-                return corrupt(found, format!("those of {dtype} {shape:?}"));
+                return corrupt(found, format!("those of {} {shape:?}", dtype.header_name()));
             }
-            let bytes = start + begin..start + end;
+            let (dtype, bytes) = (dtype.header_name().to_owned(), start + begin..start + end);
             tensors.push(FileTensor { name, dtype, shape, bytes });
         }
+        for ForeignEntry { name, dtype, shape, data_offsets: [begin, end] } in header.foreign {
+            tensors.push(FileTensor { name, dtype, shape, bytes: start + begin..start + end });
+        }
+        tensors.sort_by_key(|tensor| (tensor.bytes.start, tensor.bytes.end));
         Ok(TensorFile { object, tensors, metadata })
     }
 
-    /// All tensors, in the order of the header.
+    /// All tensors, in the order of their bytes.
     #[must_use]
     pub fn tensors(&self) -> &[FileTensor] {
         &self.tensors
@@ -158,6 +158,24 @@ mod tests {
         assert_eq!((of_x, f32::from_le_bytes(of_y)), ([1, 2, 3], 1.0));
     }
 
+    /// A tensor of a type that is not known does not make the others unreadable.
+    #[test]
+    fn types_are_those_of_the_header() {
+        let header = r#"{"z":{"dtype":"F4","shape":[2,4],"data_offsets":[0,4]},
+            "odd":{"dtype":"F4","shape":[2,1],"data_offsets":[11,12]},
+            "y":{"dtype":"F6_E2M3","shape":[4],"data_offsets":[4,7]},
+            "x":{"dtype":"F4_X2","shape":[4],"data_offsets":[7,11]},
+            "c":{"dtype":"C64","shape":[1],"data_offsets":[12,20]}}"#;
+        let (_folder, file) = file_of(header, &[0; 20]);
+        let file = file.unwrap();
+        let found: Vec<_> =
+            file.tensors().iter().map(|it| (it.name.as_str(), it.dtype.as_str())).collect();
+        let expected = [("z", "F4"), ("y", "F6_E2M3"), ("x", "F4_X2"), ("odd", "F4"), ("c", "C64")];
+        assert_eq!(found, expected);
+        assert_eq!(file.tensors()[0].shape, [2, 4]);
+        assert_eq!(file.tensors()[3].shape, [2, 1]);
+    }
+
     #[test]
     fn invalid_headers_are_rejected() {
         for (header, data, text) in [
@@ -167,7 +185,9 @@ mod tests {
                 "those of U8",
             ),
             (r#"{"x":{"dtype":"U8","shape":[3],"data_offsets":[0,3]}}"#, &[0; 4], "4 bytes, all"),
-            (r#"{"x":{"dtype":"C64","shape":[1],"data_offsets":[0,8]}}"#, &[0; 8], "of type C64"),
+            (r#"{"x":{"dtype":"C64","shape":[1],"data_offsets":[0,7]}}"#, &[0; 7], "those of C64"),
+            (r#"{"x":{"dtype":"F4","shape":[2,6],"data_offsets":[0,5]}}"#, &[0; 5], "F4 [2, 6]"),
+            (r#"{"x":{"dtype":"F6_E2M3","shape":[4],"data_offsets":[0,4]}}"#, &[0; 3], "3 bytes"),
             (r#"{"__metadata__":{"a":1}}"#, &[], "strings as metadata"),
         ] {
             let (_folder, file) = file_of(header, data);

@@ -199,6 +199,8 @@ fn invalid_inputs_are_rejected() {
         name(&"x".repeat(4097)),
         shape(&[u64::MAX, 2]),
         shape(&[1; 33]),
+        TensorSpec { dtype: Dtype::F4X2, ..shape(&[]) },
+        TensorSpec { dtype: Dtype::F4X2, ..shape(&[0, 1 << 63]) },
     ] {
         let held = all_of(std::slice::from_ref(&bad));
         check(&[bad], &[held]);

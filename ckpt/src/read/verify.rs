@@ -167,7 +167,7 @@ fn check_head(object: &dyn Object, chunks: &[Placed<'_>]) -> Result<(Vec<u8>, Ve
             ));
         }
         if let Some(entry) = header.foreign.first() {
-            let found = format!("'{:.80}' of type {:.80}", entry.name, entry.dtype);
+            let found = format!("'{:.80}' of type {}", entry.name, entry.type_label());
             return Err(corrupt(8, found, "a type of the manifest"));
         }
         let gaps = find_gaps(&what, start, chunks)?;

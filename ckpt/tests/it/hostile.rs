@@ -167,6 +167,13 @@ fn invalid_tensors_are_rejected() {
     victim.check_meta(&a("shape"), &json!([5, 6]), "disjoint boxes that cover");
     victim.check_meta(&a("shape"), &json!([24]), "a box within");
     victim.check_meta(&a("chunks"), &json!([]), "0 boxes that overlap or leave gaps");
+    for shape in [json!([]), json!([0, 1_u64 << 63])] {
+        let packed = |m: &mut Manifest| {
+            m.meta["tensors"][0]["dtype"] = json!("F4_X2");
+            m.meta["tensors"][0]["shape"] = shape.clone();
+        };
+        victim.check(packed, "found F4_X2 of shape");
+    }
 }
 
 #[test]

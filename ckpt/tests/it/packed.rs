@@ -16,24 +16,6 @@ use storage::{Key, Manifest, Storage};
 
 const PACKED: CheckpointOptions = CheckpointOptions { codec: Some(Codec::Planes), ..SMALL };
 
-const ALL: [Dtype; 15] = [
-    Dtype::Bool,
-    Dtype::U8,
-    Dtype::I8,
-    Dtype::F8E4M3,
-    Dtype::F8E5M2,
-    Dtype::U16,
-    Dtype::I16,
-    Dtype::F16,
-    Dtype::BF16,
-    Dtype::U32,
-    Dtype::I32,
-    Dtype::F32,
-    Dtype::U64,
-    Dtype::I64,
-    Dtype::F64,
-];
-
 /// Bytes of normally distributed values, like weights.
 fn weights(dtype: Dtype, items: usize, random: &mut Random) -> Vec<u8> {
     let mut bytes = Vec::new();
@@ -53,7 +35,7 @@ fn weights(dtype: Dtype, items: usize, random: &mut Random) -> Vec<u8> {
 #[test]
 fn every_type_round_trips() {
     let mut random = Random(1);
-    for dtype in ALL {
+    for dtype in Dtype::ALL {
         let item = dtype.item_bytes() as usize;
         for items in [0, 1, 2, 255, 8192, 8193, 50_000] {
             let noise = random.bytes(items * item);

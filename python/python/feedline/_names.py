@@ -14,6 +14,8 @@ DTYPES: dict[str, torch.dtype] = {
     "I8": torch.int8,
     "F8_E4M3": torch.float8_e4m3fn,
     "F8_E5M2": torch.float8_e5m2,
+    "F8_E4M3FNUZ": torch.float8_e4m3fnuz,
+    "F8_E5M2FNUZ": torch.float8_e5m2fnuz,
     "U16": torch.uint16,
     "I16": torch.int16,
     "F16": torch.float16,
@@ -24,8 +26,15 @@ DTYPES: dict[str, torch.dtype] = {
     "U64": torch.uint64,
     "I64": torch.int64,
     "F64": torch.float64,
+    "C64": torch.complex64,
 }
-"""The types that a step stores, by their names in safetensors."""
+"""The types that a step stores, by their names in safetensors. Elements of ``F4_X2`` are pairs of
+``F4``, as in torch: see `in_header`."""
+
+# Types of torch 2.7 and 2.8.
+for _name, _attribute in (("F8_E8M0", "float8_e8m0fnu"), ("F4_X2", "float4_e2m1fn_x2")):
+    if hasattr(torch, _attribute):
+        DTYPES[_name] = getattr(torch, _attribute)
 
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
@@ -46,6 +55,23 @@ def dtype_name(dtype: torch.dtype, tensor: str) -> str:
         raise ValueError(
             f"cannot save tensor '{tensor}': expected one of {', '.join(DTYPES)}, found {dtype}"
         ) from None
+
+
+def in_header(dtype: str, shape: Sequence[int]) -> tuple[str, list[int]]:
+    """Type and shape of a tensor in a safetensors header, where each element of a pair counts.
+
+    Args:
+        dtype: A key of `DTYPES`.
+        shape: As in torch: elements along each axis, pairs for ``F4_X2``.
+
+    Raises:
+        ValueError: It has no axis on which pairs can be counted.
+    """
+    if dtype != "F4_X2":
+        return dtype, list(shape)
+    if not shape:
+        raise ValueError("expected at least one axis of pairs of F4, found a scalar")
+    return "F4", [*shape[:-1], 2 * shape[-1]]
 
 
 def bytes_of(tensor: torch.Tensor) -> np.ndarray[Any, np.dtype[np.uint8]]:

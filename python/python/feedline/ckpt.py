@@ -33,6 +33,10 @@ _NUMPY = {
     "I8": "i1",
     "F8_E4M3": "u1",
     "F8_E5M2": "u1",
+    "F8_E4M3FNUZ": "u1",
+    "F8_E5M2FNUZ": "u1",
+    "F8_E8M0": "u1",
+    "F4_X2": "u1",
     "U16": "<u2",
     "I16": "<i2",
     "F16": "<f2",
@@ -43,8 +47,10 @@ _NUMPY = {
     "U64": "<u8",
     "I64": "<i8",
     "F64": "<f8",
+    "C64": "<c8",
 }
-"""Types of numpy. BF16 and the 8-bit floats, which it lacks, are integers with the same bits."""
+"""Types of numpy. BF16 and floats of 8 bits or 4, which it lacks, are integers with the same bits.
+An element of ``F4_X2`` is a byte with two floats, the first in the lower half."""
 
 _FOLDERS_MAX = 16
 
@@ -152,7 +158,7 @@ class Step:
         return list(self._entries)
 
     def entry(self, name: str, group: str = "model") -> tuple[str, list[int]]:
-        """Type, by its name in safetensors, and shape of a tensor.
+        """Type, by its name in safetensors, and shape of a tensor. ``F4_X2`` are pairs of ``F4``.
 
         Raises:
             KeyError: There is no such tensor; the text has those with similar names.

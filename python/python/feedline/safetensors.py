@@ -18,6 +18,9 @@ its own, with other tensors. They are used only if the file looks as `save_file`
 - The file has the length in its metadata.
 
 Files that `save_file` has written without the length are recognized by the multiple of 4,096.
+
+A tensor of a type that torch lacks, such as ``F6_E2M3``, is refused by name when it is read. The
+other tensors of its file can be read.
 """
 
 from __future__ import annotations
@@ -34,7 +37,7 @@ import numpy as np
 import torch
 
 from feedline import _feedline
-from feedline._names import DTYPES, bytes_of, dtype_name
+from feedline._names import DTYPES, bytes_of, dtype_name, in_header
 from feedline.ckpt import Step, open_step
 from feedline.errors import CorruptError
 from feedline.tokens import Url, text_of
@@ -48,6 +51,9 @@ _FILE_BYTES = "feedline.file_bytes"
 """The key of the length of the file in the metadata: 16 hexadecimal digits."""
 
 _ALIGN_BYTES = 4096
+
+_TYPES = {"F4" if name == "F4_X2" else name: dtype for name, dtype in DTYPES.items()}
+"""The types of torch by their names in a header."""
 
 _PADDING_BYTES = 8
 """The minimum number of spaces that end a header. Other programs align it to 8 bytes: at most 7."""
@@ -71,7 +77,8 @@ def save_file(
     name = text_of(filename)
     _check_shared(tensors)
     order = sorted(tensors, key=lambda key: (-tensors[key].element_size(), key))
-    hosts = {key: tensors[key].detach().to("cpu").contiguous() for key in order}
+    kinds = {key: _kind_of(tensors[key], key) for key in order}
+    hosts = {key: _on_host(tensors[key]) for key in order}
     parts = [bytes_of(hosts[key]) for key in order]
     checksums = dict(zip(order, _feedline.crc64_all(parts), strict=True))
     strings = dict(metadata or {})
@@ -79,11 +86,8 @@ def save_file(
     header: dict[str, Any] = {"__metadata__": strings}
     at = 0
     for key, part in zip(order, parts, strict=True):
-        header[key] = {
-            "dtype": dtype_name(hosts[key].dtype, key),
-            "shape": list(hosts[key].shape),
-            "data_offsets": [at, at + len(part)],
-        }
+        dtype, shape = kinds[key]
+        header[key] = {"dtype": dtype, "shape": shape, "data_offsets": [at, at + len(part)]}
         at += len(part)
     head = _packed(header, at)
     if "://" in name:
@@ -102,6 +106,20 @@ def save_file(
         os.fsync(folder)
     finally:
         os.close(folder)
+
+
+def _kind_of(tensor: torch.Tensor, name: str) -> tuple[str, list[int]]:
+    """Type and shape in a header."""
+    dtype = dtype_name(tensor.dtype, name)
+    try:
+        return in_header(dtype, tensor.shape)
+    except ValueError as error:
+        raise ValueError(f"cannot save tensor '{name}': {error}") from None
+
+
+def _on_host(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor in host memory, contiguous. A conjugate is only marked until it is resolved."""
+    return tensor.detach().resolve_conj().resolve_neg().to("cpu").contiguous()
 
 
 def _packed(header: dict[str, Any], data_bytes: int) -> bytes:
@@ -124,6 +142,7 @@ def load_file(filename: Url, device: str | int | torch.device = "cpu") -> dict[s
 
     Raises:
         FileNotFoundError: There is no such file.
+        ValueError: A tensor is of a type that torch lacks; the text names it.
         CorruptError: The file does not match its format or its checksums.
     """
     with safe_open(filename, "pt", device) as file:
@@ -229,6 +248,7 @@ class safe_open:  # noqa: N801, the name in the package that it replaces
 
         Raises:
             KeyError: There is no such tensor.
+            ValueError: It is of a type that torch lacks.
             CorruptError: The tensor differs from its checksum.
         """
         return self._whole([name])[name]
@@ -245,8 +265,8 @@ class safe_open:  # noqa: N801, the name in the package that it replaces
     def _whole(self, names: list[str]) -> dict[str, torch.Tensor]:
         tensors = {}
         for name in names:
-            dtype, shape = self._source.entry(name)
-            tensors[name] = torch.empty(shape, dtype=DTYPES[dtype])
+            dtype, shape = _torch_kind(self._source, name)
+            tensors[name] = torch.empty(shape, dtype=dtype)
         self._source.read_whole(tensors)
         return {name: tensor.to(self._device) for name, tensor in tensors.items()}
 
@@ -264,7 +284,7 @@ class TensorSlice:
         self._source, self._name, self._device = source, name, device
 
     def get_shape(self) -> list[int]:
-        """Elements along each axis."""
+        """Elements along each axis. Those of ``F4`` are half a byte; torch counts pairs of them."""
         return list(self._source.entry(self._name)[1])
 
     def get_dtype(self) -> str:
@@ -272,10 +292,31 @@ class TensorSlice:
         return self._source.entry(self._name)[0]
 
     def __getitem__(self, index: Any) -> torch.Tensor:
-        shape = self.get_shape()
-        spans, rest = _box(index, shape)
+        """The elements of any index of torch. Integers, slices and an ellipsis read a part; any
+        other index, such as a list, reads the whole tensor.
+
+        Raises:
+            IndexError: It has more axes than the tensor, is outside of one, or cuts a byte of F4.
+            TypeError: It is no index.
+            ValueError: The step of a slice is not positive, or torch lacks the type.
+        """
+        dtype, shape = _torch_kind(self._source, self._name)
+        is_packed = self.get_dtype() == "F4"
+        found = _box(index, self.get_shape(), f"tensor '{self._name}'")
+        if found is None and is_packed:
+            raise TypeError(
+                f"cannot slice tensor '{self._name}' of type F4: expected integers, slices and one "
+                f"ellipsis, found {index!r}"
+            )
+        if found is None:
+            tensor = torch.empty(shape, dtype=dtype)
+            self._source.read_whole({self._name: tensor})
+            return tensor[index].contiguous().to(self._device)
+        spans, rest = found
+        if is_packed:
+            _halve(spans, rest, self._name)
         box = self._source.read_box(self._name, spans)
-        return box[rest].contiguous().to(self._device)
+        return box[tuple(rest)].contiguous().to(self._device)
 
 
 class _FileTensors:
@@ -293,6 +334,10 @@ class _FileTensors:
     def metadata(self) -> dict[str, str]:
         strings = dict(self._file.metadata())
         return {key: strings[key] for key in strings if key not in (_CHECKSUMS, _FILE_BYTES)}
+
+    @property
+    def place(self) -> str:
+        return self._file.file
 
     def entry(self, name: str) -> tuple[str, list[int]]:
         if name not in self.entries:
@@ -342,13 +387,14 @@ class _FileTensors:
 
     def read_box(self, name: str, spans: list[list[int]]) -> torch.Tensor:
         """Reads whole rows of the first axis, and slices them in memory."""
-        dtype, shape, begin, _ = self.entries[name]
+        dtype, shape = _torch_kind(self, name)
+        begin = self.entries[name][2]
         if not shape:
-            tensor = torch.empty(shape, dtype=DTYPES[dtype])
+            tensor = torch.empty(shape, dtype=dtype)
             self.read_whole({name: tensor})
             return tensor
         first, rows = spans[0]
-        tensor = torch.empty([rows, *shape[1:]], dtype=DTYPES[dtype])
+        tensor = torch.empty([rows, *shape[1:]], dtype=dtype)
         row_bytes = torch.Size(shape[1:]).numel() * tensor.element_size()
         if tensor.numel():
             self._file.read([(begin + first * row_bytes, bytes_of(tensor))])
@@ -365,8 +411,12 @@ class _StepTensors:
     def metadata(self) -> dict[str, str]:
         return {"format": "pt", "step": str(self._step.step)}
 
+    @property
+    def place(self) -> str:
+        return self._step.folder
+
     def entry(self, name: str) -> tuple[str, list[int]]:
-        return self._step.entry(name)
+        return in_header(*self._step.entry(name))
 
     def read_whole(self, tensors: dict[str, torch.Tensor]) -> None:
         self._step.read_into(
@@ -374,44 +424,95 @@ class _StepTensors:
         )
 
     def read_box(self, name: str, spans: list[list[int]]) -> torch.Tensor:
-        dtype, _ = self.entry(name)
-        tensor = torch.empty([length for _, length in spans], dtype=DTYPES[dtype])
+        dtype, _ = _torch_kind(self, name)
+        tensor = torch.empty([length for _, length in spans], dtype=dtype)
         self._step.read_into([(name, "model", spans, bytes_of(tensor))])
         return tensor
 
 
-def _box(index: Any, shape: list[int]) -> tuple[list[list[int]], tuple[Any, ...]]:
+def _torch_kind(
+    source: _FileTensors | _StepTensors, name: str
+) -> tuple[torch.dtype, list[int]]:
+    """Type and shape of a tensor in torch.
+
+    Raises:
+        KeyError: There is no such tensor.
+        ValueError: torch has no such type, or no pairs of F4 fill a row.
+    """
+    kind, shape = source.entry(name)
+    dtype = _TYPES.get(kind)
+    if kind == "F4" and shape and shape[-1] % 2 == 0:
+        shape = [*shape[:-1], shape[-1] // 2]
+    elif kind == "F4":
+        dtype = None
+    if dtype is None:
+        raise ValueError(
+            f"cannot read tensor '{name}' of {source.place}: expected a type of torch "
+            f"{torch.__version__}, found {kind} of shape {shape} (hint: safe_open reads the others)"
+        )
+    return dtype, shape
+
+
+def _box(
+    index: Any, shape: list[int], what: str
+) -> tuple[list[list[int]], list[int | slice]] | None:
     """The smallest box that contains the elements of an index, and the index within that box.
+    ``None`` if it has anything but integers, slices and one ellipsis, or the tensor is a scalar.
 
     Raises:
         IndexError: The index has more axes than the tensor, or is outside of one.
-        TypeError: It has anything but integers, slices and one ellipsis.
+        ValueError: The step of a slice is not positive.
     """
     parts = list(index) if isinstance(index, tuple) else [index]
-    if any(part is Ellipsis for part in parts):
-        at = next(n for n, part in enumerate(parts) if part is Ellipsis)
+    dots = [place for place, part in enumerate(parts) if part is Ellipsis]
+    if not shape or len(dots) > 1 or not all(_is_plain(part) for part in parts):
+        return None
+    for at in dots:
         parts[at : at + 1] = [slice(None)] * (len(shape) - len(parts) + 1)
     if len(parts) > len(shape):
-        raise IndexError(f"expected at most {len(shape)} indices, found {len(parts)}")
+        raise IndexError(
+            f"cannot slice {what}: expected at most {len(shape)} indices, found {len(parts)}"
+        )
     parts += [slice(None)] * (len(shape) - len(parts))
     spans: list[list[int]] = []
-    rest: list[Any] = []
+    rest: list[int | slice] = []
     for part, length in zip(parts, shape, strict=True):
         if isinstance(part, slice):
             start, stop, step = part.indices(length)
             if step < 1:
-                raise IndexError(f"expected a slice with a positive step, found {step}")
+                raise ValueError(f"cannot slice {what}: expected a positive step, found {step}")
             spans.append([start, max(0, stop - start)])
             rest.append(slice(None, None, step))
-        elif isinstance(part, int) and not isinstance(part, bool):
-            place = part + length if part < 0 else part
-            if not 0 <= place < length:
-                raise IndexError(f"expected an index within {length} elements, found {part}")
-            spans.append([place, 1])
-            rest.append(0)
-        else:
-            raise TypeError(f"expected integers and slices, found {type(part).__name__}")
-    return spans, tuple(rest)
+            continue
+        place = int(part) + length if part < 0 else int(part)
+        if not 0 <= place < length:
+            raise IndexError(
+                f"cannot slice {what}: expected an index within {length} elements, found {part}"
+            )
+        spans.append([place, 1])
+        rest.append(0)
+    return spans, rest
+
+
+def _is_plain(part: Any) -> bool:
+    is_int = isinstance(part, int | np.integer) and not isinstance(part, bool)
+    return is_int or isinstance(part, slice) or part is Ellipsis
+
+
+def _halve(spans: list[list[int]], rest: list[int | slice], name: str) -> None:
+    """Counts pairs along the last axis, in place of elements of half a byte.
+
+    Raises:
+        IndexError: The box has half a pair.
+    """
+    start, length = spans[-1] if spans[-1][1] else (0, 0)
+    part = rest[-1]
+    if start % 2 or length % 2 or not isinstance(part, slice) or part.step != 1:
+        raise IndexError(
+            f"cannot slice tensor '{name}' of type F4: expected whole bytes, which have two "
+            f"elements of the last axis each, found {length} from {start}"
+        )
+    spans[-1] = [start // 2, length // 2]
 
 
 def _check_shared(tensors: Mapping[str, torch.Tensor]) -> None:

@@ -1,9 +1,10 @@
 //! `feedline ckpt diff`: compares two steps.
 
 use std::collections::HashMap;
+use std::fmt;
 
 use anyhow::Result;
-use ckpt::{Checkpoint, Group, Span, TensorEntry, bands, to_f64};
+use ckpt::{Checkpoint, Dtype, Group, Span, TensorEntry, bands, to_f64, to_pair};
 use clap::Args;
 use serde::Serialize;
 
@@ -66,7 +67,7 @@ enum How {
     Values(Values),
 }
 
-/// Elements whose bytes differ.
+/// Elements whose bytes differ. Those of `F4_X2` are its single floats, as in a safetensors header.
 #[derive(Debug, Default, Serialize)]
 struct Values {
     elements: u64,
@@ -76,8 +77,17 @@ struct Values {
     /// Pairs of which one is not a number or infinite.
     not_finite: u64,
     first_index: Vec<u64>,
-    first_a: Option<f64>,
-    first_b: Option<f64>,
+    first_a: Option<Value>,
+    first_b: Option<Value>,
+}
+
+/// The value of an element.
+#[derive(Clone, Copy, Debug, Serialize)]
+#[serde(untagged)]
+enum Value {
+    Real(f64),
+    /// The real and the imaginary part.
+    Complex([f64; 2]),
 }
 
 #[derive(Debug, Serialize)]
@@ -231,7 +241,8 @@ fn compare(
     progress: &mut dyn FnMut(u64),
 ) -> Result<Values> {
     let item_bytes = tensor.dtype.item_bytes();
-    let mut values = Values { elements: tensor.bytes() / item_bytes, ..Values::default() };
+    let elements = tensor.bytes() / item_bytes * tensor.dtype.header_items();
+    let mut values = Values { elements, ..Values::default() };
     let (mut of_a, mut of_b) = (Vec::new(), Vec::new());
     let mut first = 0;
     let (name, group): (&str, Group) = (&tensor.name, tensor.group);
@@ -254,21 +265,66 @@ fn compare(
 impl Values {
     /// Adds elements that start at `first` of the tensor.
     fn add(&mut self, tensor: &TensorEntry, first: u64, a: &[u8], b: &[u8]) {
-        let item_bytes = tensor.dtype.item_bytes() as usize; // fits: at most 8
+        let dtype = tensor.dtype;
+        let item_bytes = dtype.item_bytes() as usize; // fits: at most 8
         let pairs = a.chunks_exact(item_bytes).zip(b.chunks_exact(item_bytes));
         for (place, (a, b)) in pairs.enumerate().filter(|(_, (a, b))| a != b) {
-            let (a, b) = (to_f64(tensor.dtype, a), to_f64(tensor.dtype, b));
-            if self.elements_differ == 0 {
-                self.first_index = index_of(&tensor.shape, first + place as u64);
-                (self.first_a, self.first_b) = (Some(a), Some(b));
+            let place = (first + place as u64) * dtype.header_items();
+            match (to_pair(dtype, a), to_pair(dtype, b)) {
+                (Some(a), Some(b)) if dtype == Dtype::F4X2 => {
+                    // Each byte has two elements, which differ in value if they do in bits.
+                    for (half, (a, b)) in (0..).zip(a.into_iter().zip(b)) {
+                        if a.to_bits() != b.to_bits() {
+                            self.add_one(tensor, place + half, Value::Real(a), Value::Real(b));
+                        }
+                    }
+                }
+                (Some(a), Some(b)) => {
+                    self.add_one(tensor, place, Value::Complex(a), Value::Complex(b));
+                }
+                _ => {
+                    let [a, b] = [a, b].map(|item| Value::Real(to_f64(dtype, item)));
+                    self.add_one(tensor, place, a, b);
+                }
             }
-            self.elements_differ += 1;
-            let gap = (a - b).abs();
-            if gap.is_finite() {
-                self.max_abs = Some(self.max_abs.map_or(gap, |max| max.max(gap)));
-            } else {
-                self.not_finite += 1;
+        }
+    }
+
+    fn add_one(&mut self, tensor: &TensorEntry, place: u64, a: Value, b: Value) {
+        if self.elements_differ == 0 {
+            let mut shape = tensor.shape.clone();
+            if let Some(last) = shape.last_mut() {
+                *last *= tensor.dtype.header_items();
             }
+            self.first_index = index_of(&shape, place);
+            (self.first_a, self.first_b) = (Some(a), Some(b));
+        }
+        self.elements_differ += 1;
+        let gap = a.distance(b);
+        if gap.is_finite() {
+            self.max_abs = Some(self.max_abs.map_or(gap, |max| max.max(gap)));
+        } else {
+            self.not_finite += 1;
+        }
+    }
+}
+
+impl Value {
+    fn distance(self, other: Value) -> f64 {
+        let [[a, b], [c, d]] = [self, other].map(|value| match value {
+            Value::Real(value) => [value, 0.0],
+            Value::Complex(parts) => parts,
+        });
+        // Exactly the absolute difference if both are real.
+        (a - c).hypot(b - d)
+    }
+}
+
+impl fmt::Display for Value {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Value::Real(value) => write!(f, "{value}"),
+            Value::Complex([re, im]) => write!(f, "{re}{im:+}i"),
         }
     }
 }

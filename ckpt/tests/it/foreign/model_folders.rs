@@ -4,12 +4,12 @@
 
 use std::path::Path;
 
-use ckpt::Checkpoint;
-use ckpt::convert::{ConvertLimits, Family, Format, Import, RenameRules};
+use ckpt::convert::{ConvertLimits, Family, Format, Import, NewRows, RenameRules, export};
+use ckpt::{Checkpoint, Dtype, Group};
 use safetensors::SafeTensors;
 use serde_json::{Value, json};
 
-use super::torch_files::{Storage, TorchObject, dict, tensor, text, write_torch};
+use super::torch_files::{Storage, TorchObject, dict, flagged, tensor, text, write_torch};
 use crate::convert::{floats, gpt2, numbered, steps, write_hf};
 
 type Tensors = Vec<(String, Vec<u64>, Vec<u8>)>;
@@ -303,7 +303,7 @@ fn unsupported_tensor_can_be_dropped() {
         let (_folder, step) = saved(import).unwrap();
         assert_eq!((floats(&step, "w"), floats(&step, "e")), (vec![1.0; 2], vec![2.0; 2]));
     };
-    for (class, bytes) in [("ComplexFloatStorage", 8), ("ComplexDoubleStorage", 16)] {
+    for (class, bytes) in [("ComplexHalfStorage", 4), ("ComplexDoubleStorage", 16)] {
         write(all(class), bytes);
         let mut import = open(&path, Format::Torch).unwrap();
         let found = saved(&import).unwrap_err();
@@ -311,6 +311,15 @@ fn unsupported_tensor_can_be_dropped() {
         import.apply(&RenameRules::parse("rules", "drop freqs_cis").unwrap()).unwrap();
         check_kept(&import);
     }
+    for (class, flag) in [("ComplexFloatStorage", "conj"), ("FloatStorage", "neg")] {
+        let object = dict([("x", flagged(tensor(class, "1", &[3]), flag))]);
+        write(object, if flag == "conj" { 8 } else { 4 });
+        let found = saved(&open(&path, Format::Torch).unwrap()).unwrap_err();
+        assert!(found.contains("'x'") && found.contains("lazily"), "{found}");
+    }
+    write(all("ComplexFloatStorage"), 8);
+    let (_folder, step) = saved(&open(&path, Format::Torch).unwrap()).unwrap();
+    assert_eq!(step.tensor("freqs_cis", Group::Model).unwrap().dtype, Dtype::C64);
     // Outside the weights.
     let model =
         dict([("w", tensor("FloatStorage", "0", &[2])), ("e", tensor("FloatStorage", "2", &[2]))]);
@@ -323,15 +332,140 @@ fn unsupported_tensor_can_be_dropped() {
 
     let header = json!({
         "e": { "dtype": "F32", "shape": [2], "data_offsets": [0, 8] },
-        "scale": { "dtype": "F8_E8M0", "shape": [4], "data_offsets": [8, 12] },
-        "w": { "dtype": "F32", "shape": [1], "data_offsets": [12, 16] },
+        "scale": { "dtype": "F6_E2M3", "shape": [4], "data_offsets": [8, 11] },
+        "w": { "dtype": "F32", "shape": [1], "data_offsets": [11, 15] },
     });
     let path = folder.path().join("f.safetensors");
-    std::fs::write(&path, safetensors_file(&header, 16)).unwrap();
+    std::fs::write(&path, safetensors_file(&header, 15)).unwrap();
     let mut import = open(&path, Format::HuggingFace).unwrap();
     let found = saved(&import).unwrap_err();
-    assert!(found.contains("'scale'") && found.contains("F8_E8M0"), "{found}");
+    assert!(found.contains("'scale'") && found.contains("F6_E2M3"), "{found}");
     import.apply(&RenameRules::parse("rules", "drop scale").unwrap()).unwrap();
     let (_folder, step) = saved(&import).unwrap();
-    assert_eq!(floats(&step, "w")[0].to_le_bytes(), [12, 13, 14, 15]);
+    assert_eq!(floats(&step, "w")[0].to_le_bytes(), [11, 12, 13, 14]);
+}
+
+/// A folder with one tensor of each type that version 0.8 of safetensors added, and its step.
+fn newer_types(folder: &Path) -> Import {
+    let header = json!({
+        "block": { "dtype": "F4", "shape": [2, 8], "data_offsets": [0, 8] },
+        "scale": { "dtype": "F8_E8M0", "shape": [2, 1], "data_offsets": [8, 10] },
+        "rope": { "dtype": "C64", "shape": [2], "data_offsets": [10, 26] },
+        "a": { "dtype": "F8_E4M3FNUZ", "shape": [1], "data_offsets": [26, 27] },
+        "b": { "dtype": "F8_E5M2FNUZ", "shape": [1], "data_offsets": [27, 28] },
+    });
+    let path = folder.join("f.safetensors");
+    std::fs::write(&path, safetensors_file(&header, 28)).unwrap();
+    open(&path, Format::HuggingFace).unwrap()
+}
+
+fn rules(text: &str) -> RenameRules {
+    RenameRules::parse("rules", text).unwrap()
+}
+
+/// Types of few bits and complex numbers keep type, shape and bytes on the way into a step and out.
+#[test]
+fn newer_types_are_carried() {
+    let folder = tempfile::tempdir().unwrap();
+    let import = newer_types(folder.path());
+    let bytes = std::fs::read(folder.path().join("f.safetensors")).unwrap();
+    let (_out, step) = saved(&import).unwrap();
+    step.verify().unwrap();
+    let block = step.tensor("block", Group::Model).unwrap();
+    assert_eq!((block.dtype, &block.shape[..]), (Dtype::F4X2, &[2, 4][..]));
+    let store = storage::open_url(folder.path().to_str().unwrap()).unwrap();
+    let key = storage::Key::new("hf").unwrap();
+    let import = Import::of_step(step).unwrap();
+    export(&import, &[], &store, &key, ConvertLimits::default(), &|_| ()).unwrap();
+    let found = std::fs::read(folder.path().join("hf/model.safetensors")).unwrap();
+    let (found, expected) =
+        (SafeTensors::deserialize(&found).unwrap(), SafeTensors::deserialize(&bytes).unwrap());
+    assert_eq!(found.len(), 5);
+    for (name, view) in expected.tensors() {
+        let other = found.tensor(&name).unwrap();
+        assert_eq!(other.dtype(), view.dtype(), "{name}");
+        assert_eq!((other.shape(), other.data()), (view.shape(), view.data()), "{name}");
+    }
+}
+
+/// No rule moves half a byte.
+#[test]
+fn packed_types_are_cut_at_bytes() {
+    let folder = tempfile::tempdir().unwrap();
+    let open = || newer_types(folder.path());
+    let mut import = open();
+    import.apply(&rules("split block axis 1 -> l, r\nsplit l axis 0 -> t, u\n")).unwrap();
+    let (_out, step) = saved(&import).unwrap();
+    let read = |name: &str| {
+        let entry = step.tensor(name, Group::Model).unwrap();
+        let mut bytes = vec![0; entry.bytes() as usize];
+        step.read_tensor(name, Group::Model, &mut bytes).unwrap();
+        (entry.shape.clone(), bytes)
+    };
+    assert_eq!(read("r"), (vec![2, 2], vec![2, 3, 6, 7]));
+    assert_eq!(read("u"), (vec![1, 2], vec![4, 5]));
+    for (rule, text) in
+        [("transpose block", "F4_X2"), ("split block axis 1 -> a, b, c, d, e, f, g, h", "'block'")]
+    {
+        let found = open().apply(&rules(rule)).unwrap_err().to_string();
+        assert!(found.contains("'block'") && found.contains(text), "{found}");
+    }
+}
+
+/// A message has a tensor's name as a rule takes it: complete, and as the source has it.
+#[test]
+fn names_in_messages_are_those_of_rules() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("f.safetensors");
+    let long = format!("h.0.attn.c_attn.weight.{}", "x".repeat(200));
+    let header = json!({
+        "h.0.attn.c_attn.weight": { "dtype": "F4", "shape": [2, 1], "data_offsets": [0, 1] },
+        "wte.weight": { "dtype": "F32", "shape": [1], "data_offsets": [1, 5] },
+        (long): { "dtype": "F6_E3M2", "shape": [4], "data_offsets": [5, 8] },
+    });
+    std::fs::write(&path, safetensors_file(&header, 8)).unwrap();
+    let mut dropped = String::new();
+    for hint in ["even length", "F6_E3M2"] {
+        let mut import = open(&path, Format::HuggingFace).unwrap();
+        import.apply(&rules(&dropped)).unwrap();
+        import.normalize().unwrap();
+        let found = saved(&import).unwrap_err();
+        assert!(found.contains(hint), "{found}");
+        let rule = found.split('`').nth(1).unwrap();
+        assert!(rule.starts_with("drop "), "{found}");
+        dropped += &format!("{rule}\n");
+    }
+    let mut import = open(&path, Format::HuggingFace).unwrap();
+    import.apply(&rules(&dropped)).unwrap();
+    let (_out, step) = saved(&import).unwrap();
+    assert_eq!(floats(&step, "wte.weight").len(), 1);
+}
+
+/// New rows have values, which quantized types cannot be given. Their rows can be removed.
+#[test]
+fn quantized_vocabulary_is_not_extended() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("f.safetensors");
+    for dtype in ["F8_E4M3", "F8_E8M0", "F4", "C64"] {
+        let (columns, bytes) = match dtype {
+            "F4" => (4, 8),
+            "C64" => (2, 64),
+            _ => (2, 8),
+        };
+        let header = json!({
+            "h.0.attn.c_attn.weight": { "dtype": "F32", "shape": [0], "data_offsets": [0, 0] },
+            "wte.weight": { "dtype": dtype, "shape": [4, columns], "data_offsets": [0, bytes] },
+        });
+        std::fs::write(&path, safetensors_file(&header, bytes)).unwrap();
+        for new in [NewRows::Zeros, NewRows::Mean] {
+            let mut import = open(&path, Format::HuggingFace).unwrap();
+            import.normalize().unwrap();
+            let found = import.set_vocab(5, &new).unwrap_err().to_string();
+            assert!(found.contains("'transformer.wte.weight'"), "{found}");
+            import.set_vocab(3, &new).unwrap();
+            let (_out, step) = saved(&import).unwrap();
+            let entry = step.tensor("transformer.wte.weight", Group::Model).unwrap();
+            assert_eq!(entry.bytes(), bytes as u64 / 4 * 3, "{dtype}");
+        }
+    }
 }

@@ -57,6 +57,16 @@ pub fn tensor(class: &str, key: &str, shape: &[u64]) -> TorchObject {
     TorchObject(code)
 }
 
+/// The same with a flag instead of a change of its elements, as torch stores a conjugate.
+pub fn flagged(tensor: TorchObject, flag: &str) -> TorchObject {
+    let mut code = tensor.0;
+    code.truncate(code.len() - b"tR".len());
+    code.push(b'}');
+    code.extend(text(flag).0);
+    code.extend(b"\x88stR");
+    TorchObject(code)
+}
+
 pub fn write_torch(path: &Path, object: &TorchObject, storages: &[Storage]) {
     // The magic number, the version, and the description of the machine.
     let mut bytes = b"\x80\x02\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19.".to_vec();

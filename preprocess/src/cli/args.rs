@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use clap::{Parser, ValueEnum};
 use indexed::Dtype;
-use preprocess::objective::{Newlines, Nltk, SentenceSpec};
-use preprocess::{
+use crate::objective::{Newlines, Nltk, SentenceSpec};
+use crate::{
     EmptyDocuments, Lists, Objective, OnBadLine, PreprocessOptions, ResumePolicy, Shard,
     SpanOptions, TokenizerSpec,
 };

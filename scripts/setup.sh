@@ -5,6 +5,7 @@
 #   scripts/setup.sh --cuda    also the libraries to link a CUDA build, in .libtorch-cuda/
 #   scripts/setup.sh --tests   cargo-nextest, and in .venv/ the third-party readers that tests compare with
 #   scripts/setup.sh --wheel   in .venv/ the packages that build and test the Python package
+#   scripts/setup.sh --zig     the linker zig, for wheels and programs that run with an older glibc; prints its folder
 #   scripts/setup.sh --sockets the frameworks of scripts/sockets.txt, in the folder that --sockets-path prints
 #
 # libtorch is taken from the wheel in the Python package index: the C++ library and its headers are a
@@ -17,6 +18,8 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 CACHE=${XDG_CACHE_HOME:-$HOME/.cache}/feedline
 LIBTORCH_VERSION=2.11.0
+ZIG_VERSION=0.17.1
+ZIGBUILD_VERSION=0.24.1
 
 SOCKETS=$CACHE/sockets-$(sha256sum scripts/sockets.txt | cut -c1-16)
 
@@ -40,8 +43,9 @@ main() {
       python_readers
       ;;
     --wheel) python_readers ;;
+    --zig) linker "$CACHE/zig-$ZIG_VERSION-$ZIGBUILD_VERSION" ;;
     --sockets) frameworks ;;
-    *) die "unknown argument '$1': expected --cuda, --tests, --wheel, --sockets or none" ;;
+    *) die "unknown argument '$1': expected --cuda, --tests, --wheel, --zig, --sockets or none" ;;
   esac
 }
 
@@ -144,6 +148,25 @@ test_runner() {
   say "installing cargo-nextest once, which takes some minutes"
   cargo install --quiet --locked --root "$CACHE/nextest" cargo-nextest@0.9.143 ||
     die "cargo-nextest could not be installed"
+}
+
+# A linker with the symbols of every release of glibc, which all clones share.
+linker() {
+  local folder=$1
+  mkdir -p "$CACHE"
+  exec 8>"$folder.lock"
+  flock 8
+  if [ ! -e "$folder/complete" ]; then
+    say "fetching zig $ZIG_VERSION from the Python package index (90 MB)"
+    rm -rf "$folder"
+    python3 -m venv "$folder" || die "python3 -m venv failed (Debian: apt-get install python3-venv)"
+    "$folder/bin/python" -m pip install -q --no-deps --only-binary=:all: \
+      "ziglang==$ZIG_VERSION" "cargo-zigbuild==$ZIGBUILD_VERSION" >&2 ||
+      die "zig could not be fetched from the Python package index"
+    touch "$folder/complete"
+  fi
+  exec 8>&-
+  echo "$folder"
 }
 
 # Third-party readers that the tests compare with: Megatron's own reader, numpy, safetensors,

@@ -1,5 +1,5 @@
-use clap::Args;
 use crate::{Format, InputOptions, Separator, TextRules};
+use clap::Args;
 
 /// Options of reading inputs.
 #[derive(Args, Debug)]

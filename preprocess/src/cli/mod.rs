@@ -79,8 +79,10 @@ pub fn run(command_line: impl IntoIterator<Item = OsString>) -> u8 {
 
 fn run_command(cli: &Cli) -> Result<()> {
     if let Some(shell) = cli.completions {
-        clap_complete::generate(shell, &mut Cli::command(), "preprocess", &mut io::stdout());
-        return Ok(());
+        // It panics if it cannot write, for example to a closed pipe.
+        let mut script = Vec::new();
+        clap_complete::generate(shell, &mut Cli::command(), "preprocess", &mut script);
+        return Ok(io::stdout().write_all(&script)?);
     }
     if let Some(folder) = &cli.export_vocab {
         return export_vocab(cli, folder);

@@ -339,8 +339,7 @@ impl Measured {
             let bound = format!("limit {}", ByteSize(self.staging_bound_bytes));
             add("memory of a save", ByteSize(peak).to_string(), bound);
         }
-        for bench_workers::WorkersTotal { processes, median_bytes_per_s, of_one } in
-            &self.processes
+        for bench_workers::WorkersTotal { processes, median_bytes_per_s, of_one } in &self.processes
         {
             let beside = format!("{of_one:.3} of one process");
             add(&format!("{processes} processes"), gb(*median_bytes_per_s), beside);

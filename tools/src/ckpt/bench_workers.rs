@@ -54,12 +54,7 @@ pub(crate) fn all(
 }
 
 /// Bytes per second from the common start until the last process has saved.
-fn together(
-    args: &BenchArgs,
-    invocation: &Invocation,
-    folder: &Path,
-    count: usize,
-) -> Result<f64> {
+fn together(args: &BenchArgs, invocation: &Invocation, folder: &Path, count: usize) -> Result<f64> {
     let parts = (0..count).map(|part| {
         let folder = folder.join(format!("part-{part}"));
         WorkerShare::start(args, invocation.restarted()?, &folder, (part, count))

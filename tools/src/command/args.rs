@@ -1,9 +1,6 @@
 //! The command line of `feedline`: its commands, and the arguments of those that read and write
 //! token files.
 
-use clap::{Args, Parser, Subcommand};
-use clap_complete::Shell;
-use indexed::{Dtype, Format};
 use crate::ckpt::CkptVerb;
 use crate::data::index::IndexBuild;
 use crate::data::materialize::Materialize;
@@ -13,6 +10,9 @@ use crate::offload::OffloadVerb;
 use crate::ui::output::FormatHints;
 use crate::ui::output_claim::Takeover;
 use crate::{bench, doctor};
+use clap::{Args, Parser, Subcommand};
+use clap_complete::Shell;
+use indexed::{Dtype, Format};
 
 /// Inspect, check and convert token files and checkpoints, and benchmark the stores that hold them.
 ///
@@ -449,7 +449,7 @@ fn dtype(name: &str) -> Result<Dtype, String> {
 }
 
 #[cfg(test)]
-#[path = "../../tests/include/command_page.rs"]
+#[path = "../../../tests/include/command_page.rs"]
 mod command_page;
 
 #[cfg(test)]

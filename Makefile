@@ -76,6 +76,7 @@ bench-ckpt:
 	scripts/bench_ckpt.py $(ARGS)
 
 bench-python: wheel
+	cargo build --release --locked -p tools
 	scripts/bench_python.py $(ARGS)
 
 clean:

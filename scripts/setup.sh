@@ -91,7 +91,10 @@ libtorch() {
   if [ "$(cat "$folder/stamp" 2>/dev/null)" = "$stamp" ]; then
     return
   fi
-  [ "$(uname -m)" = x86_64 ] || die "libtorch for $(uname -m) is not set up by this script; the other crates build without it"
+  if [ "$(uname -m)" != x86_64 ]; then
+    say "libtorch for $(uname -m) is not set up by this script; the crates other than trainer build without it"
+    return
+  fi
   local wheels=(torch==$LIBTORCH_VERSION nvidia-cuda-runtime==13.0.96 nvidia-cuda-cupti==13.0.85)
   if [ "$kind" = cuda ]; then
     wheels+=(nvidia-cuda-crt==13.0.88 nvidia-cuda-cccl==13.0.85 nvidia-nccl-cu13==2.28.9)

@@ -4,12 +4,13 @@
 # Features that no other build has.
 FEATURES = preprocess/fuzzing,preprocess/parquet
 
-.PHONY: help setup demo docs wheel test test-python test-instructions lint check-all bench bench-tokenize bench-ckpt bench-python clean
+.PHONY: help setup demo docs wheel dist test test-python test-instructions lint check-all bench bench-tokenize bench-ckpt bench-python clean
 
 help:
 	@echo "make demo        build all, tokenize the text in demo/data, train a small GPT, kill it, resume it, generate"
 	@echo "make docs        the documentation as a site in target/docs/book"
 	@echo "make wheel       the Python package in target/wheels, with the programs feedline and preprocess"
+	@echo "make dist        programs and wheel for glibc 2.28 and newer, and the source package, in target/dist"
 	@echo "make test        all tests"
 	@echo "make test-python the tests of the Python package alone"
 	@echo "make test-instructions  the numeric tests as other processors compute them"
@@ -37,6 +38,9 @@ docs:
 
 wheel: setup
 	@scripts/wheel.sh
+
+dist: setup
+	@scripts/dist.sh
 
 test:
 	@scripts/setup.sh --announce
@@ -75,6 +79,7 @@ bench-ckpt:
 	scripts/bench_ckpt.py $(ARGS)
 
 bench-python: wheel
+	cargo build --release --locked -p tools
 	scripts/bench_python.py $(ARGS)
 
 clean:

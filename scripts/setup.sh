@@ -5,6 +5,7 @@
 #   scripts/setup.sh --cuda    also the libraries to link a CUDA build, in .libtorch-cuda/
 #   scripts/setup.sh --tests   cargo-nextest, and in .venv/ the third-party readers that tests compare with
 #   scripts/setup.sh --wheel   in .venv/ the packages that build and test the Python package
+#   scripts/setup.sh --zig     the linker zig, for wheels and programs that run with an older glibc; prints its folder
 #   scripts/setup.sh --sockets newest|oldest|unpinned
 #                              the frameworks of scripts/sockets.txt, of scripts/sockets-oldest.txt, or the newest
 #                              releases of the packages of scripts/sockets.txt; prints the path of their Python
@@ -20,6 +21,8 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 CACHE=${XDG_CACHE_HOME:-$HOME/.cache}/feedline
 LIBTORCH_VERSION=2.11.0
+ZIG_VERSION=0.17.1
+ZIGBUILD_VERSION=0.24.1
 
 main() {
   if [ "${1:-}" = --announce ]; then
@@ -41,8 +44,9 @@ main() {
       python_readers
       ;;
     --wheel) python_readers ;;
+    --zig) linker "$CACHE/zig-$ZIG_VERSION-$ZIGBUILD_VERSION" ;;
     --sockets) frameworks "${2:-newest}" ;;
-    *) die "unknown argument '$1': expected --cuda, --tests, --wheel, --sockets, --announce or none" ;;
+    *) die "unknown argument '$1': expected --cuda, --tests, --wheel, --zig, --sockets, --announce or none" ;;
   esac
 }
 
@@ -88,7 +92,10 @@ libtorch() {
   if [ "$(cat "$folder/stamp" 2>/dev/null)" = "$stamp" ]; then
     return
   fi
-  [ "$(uname -m)" = x86_64 ] || die "libtorch for $(uname -m) is not set up by this script; the other crates build without it"
+  if [ "$(uname -m)" != x86_64 ]; then
+    say "libtorch for $(uname -m) is not set up by this script; the crates other than trainer build without it"
+    return
+  fi
   local wheels=(torch==$LIBTORCH_VERSION nvidia-cuda-runtime==13.0.96 nvidia-cuda-cupti==13.0.85)
   if [ "$kind" = cuda ]; then
     wheels+=(nvidia-cuda-crt==13.0.88 nvidia-cuda-cccl==13.0.85 nvidia-nccl-cu13==2.28.9)
@@ -145,6 +152,25 @@ test_runner() {
   say "installing cargo-nextest once, which takes some minutes"
   cargo install --quiet --locked --root "$CACHE/nextest" cargo-nextest@0.9.143 ||
     die "cargo-nextest could not be installed"
+}
+
+# A linker with the symbols of every release of glibc, which all clones share.
+linker() {
+  local folder=$1
+  mkdir -p "$CACHE"
+  exec 8>"$folder.lock"
+  flock 8
+  if [ ! -e "$folder/complete" ]; then
+    say "fetching zig $ZIG_VERSION from the Python package index (90 MB)"
+    rm -rf "$folder"
+    python3 -m venv "$folder" || die "python3 -m venv failed (Debian: apt-get install python3-venv)"
+    "$folder/bin/python" -m pip install -q --no-deps --only-binary=:all: \
+      "ziglang==$ZIG_VERSION" "cargo-zigbuild==$ZIGBUILD_VERSION" >&2 ||
+      die "zig could not be fetched from the Python package index"
+    touch "$folder/complete"
+  fi
+  exec 8>&-
+  echo "$folder"
 }
 
 # Third-party readers that the tests compare with: Megatron's own reader, numpy, safetensors,

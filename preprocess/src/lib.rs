@@ -10,13 +10,14 @@
 //! [`objective`] derives sequences from it, `pipeline` runs the threads, and `tokens` writes the
 //! outputs and their journal.
 //! [`clean`] filters and deduplicates JSON lines. `train` makes a tokenizer from them.
-//! [`encode_batch()`] encodes texts that are in memory.
+//! [`encode_batch()`] encodes texts that are in memory. [`cli`] is the program.
 
 #![forbid(unsafe_code)]
 
 mod batch;
 mod checksum;
 pub mod clean;
+pub mod cli;
 mod encode_batch;
 mod error;
 #[cfg(feature = "fuzzing")]

@@ -8,7 +8,7 @@
 //! In reading order: `dataset` opens samples and reads them by number, `loader` reads them ahead,
 //! `arrays` lends the memory of a batch to numpy. `checkpoint` saves and reads steps, `tensor_file`
 //! reads and writes single files of tensors. `tokenizer` encodes texts, `verbs` runs what the
-//! programs run. `errors` and `wait` are below all of these.
+//! programs run, `program` the programs themselves. `errors` and `wait` are below all of these.
 
 #![deny(unsafe_code)]
 #![expect(clippy::needless_pass_by_value, reason = "arguments from Python are owned")]
@@ -18,6 +18,7 @@ mod checkpoint;
 mod dataset;
 mod errors;
 mod loader;
+mod program;
 mod tensor_file;
 mod tokenizer;
 mod verbs;
@@ -35,6 +36,8 @@ mod _feedline {
     #[pymodule_export]
     use super::loader::Loader;
     #[pymodule_export]
+    use super::program::run_program;
+    #[pymodule_export]
     use super::tensor_file::{TensorFile, crc64_all, write_file};
     #[pymodule_export]
     use super::tokenizer::Tokenizer;
@@ -46,10 +49,6 @@ mod _feedline {
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
         module.add("__version__", env!("CARGO_PKG_VERSION"))?;
-        // Loggers are cached, levels are not: `setLevel` works at any time.
-        let bridge = pyo3_log::Logger::new(module.py(), pyo3_log::Caching::Loggers)?;
-        // A host that has set up logging in this process before keeps it.
-        let _ = bridge.filter(log::LevelFilter::Info).install();
-        Ok(())
+        program::log_to_python(module.py())
     }
 }

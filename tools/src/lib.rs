@@ -1,7 +1,7 @@
 //! The command `feedline`: inspects, checks and converts token files and checkpoints, and measures
 //! stores.
 //!
-//! [`data`] and [`ckpt`] have a module per verb; [`mod@bench`], [`offload`] and [`doctor`] are a
+//! [`command`] is the program. [`data`] and [`ckpt`] have a module per verb; [`mod@bench`], [`offload`] and [`doctor`] are a
 //! folder each. [`ui`] is shared by all of them: [`ui::inspect_target`] detects what an argument
 //! names, [`ui::output`] and [`ui::terminal`] print, [`ui::simulate`] replaces a store by a model
 //! of one, and [`ui::job`] stops a writing verb at Ctrl-C. A verb returns a value that serializes;
@@ -12,6 +12,7 @@
 
 pub mod bench;
 pub mod ckpt;
+pub mod command;
 pub mod data;
 pub mod doctor;
 pub mod offload;

@@ -2,13 +2,13 @@
 
 use std::time::Duration;
 
-use clap::{Parser, ValueEnum};
-use indexed::Dtype;
-use preprocess::objective::{Newlines, Nltk, SentenceSpec};
-use preprocess::{
+use crate::objective::{Newlines, Nltk, SentenceSpec};
+use crate::{
     EmptyDocuments, Lists, Objective, OnBadLine, PreprocessOptions, ResumePolicy, Shard,
     SpanOptions, TokenizerSpec,
 };
+use clap::{Parser, ValueEnum};
+use indexed::Dtype;
 use storage::{ByteSize, TimeSpan};
 
 /// Tokenize JSON lines into the token files that Megatron reads.

@@ -1,5 +1,5 @@
+use crate::{Format, InputOptions, Separator, TextRules};
 use clap::Args;
-use preprocess::{Format, InputOptions, Separator, TextRules};
 
 /// Options of reading inputs.
 #[derive(Args, Debug)]

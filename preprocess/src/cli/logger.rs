@@ -4,14 +4,15 @@ use std::io::{self, Write as _};
 
 use log::LevelFilter;
 
-struct Stderr;
+/// The logger of the program, for a process that has a logger already and forwards to this one.
+pub static WARNINGS: &dyn log::Log = &Stderr;
 
-static STDERR: Stderr = Stderr;
+struct Stderr;
 
 /// Sends warnings to standard error from now on.
 pub(crate) fn install() {
     // This fails only if a logger is installed already.
-    let _ = log::set_logger(&STDERR);
+    let _ = log::set_logger(WARNINGS);
     log::set_max_level(LevelFilter::Warn);
 }
 

@@ -1,7 +1,7 @@
 use std::io::{self, IsTerminal as _, Write as _};
 use std::time::{Duration, Instant};
 
-use preprocess::PreprocessProgress;
+use crate::PreprocessProgress;
 use storage::{ByteSize, rate_text};
 
 use crate::cli::args::Interval;

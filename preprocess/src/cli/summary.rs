@@ -1,6 +1,6 @@
 use std::io::{self, Write as _};
 
-use preprocess::Report;
+use crate::Report;
 use storage::ByteSize;
 
 /// Prints a summary of a run as a table.

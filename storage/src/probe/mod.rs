@@ -232,5 +232,5 @@ pub fn cpu_times() -> Option<[Duration; 2]> {
 pub fn cached_share(object: &dyn Object) -> Option<f64> {
     let (file, len) = (object.file()?, object.len_bytes());
     let pages = syscalls::cached_pages(file, 0, len).ok()?;
-    (len > 0).then(|| (pages as f64 * syscalls::PAGE_BYTES as f64 / len as f64).min(1.0))
+    (len > 0).then(|| (pages as f64 * syscalls::page_bytes() as f64 / len as f64).min(1.0))
 }

@@ -15,7 +15,7 @@ use crate::fs::placement::Layout;
 use crate::io::transfer::{NextStep, TransferErrorKind, TransferProgress};
 use crate::reader::in_flight::{BackendCompletion, BackendRead};
 use crate::sys::aligned_buffer::ALIGN_BYTES;
-use crate::sys::syscalls::{self, PAGE_BYTES};
+use crate::sys::syscalls;
 use crate::{Error, IoEngine, Object, Result};
 
 #[derive(Debug)]
@@ -41,8 +41,8 @@ pub(crate) type CacheQuery = fn(&File, u64, usize) -> io::Result<bool>;
 
 /// Queries the kernel, without reading anything.
 pub(crate) fn is_cached(file: &File, offset: u64, len: usize) -> io::Result<bool> {
-    let len = len as u64;
-    let pages = (offset + len).div_ceil(PAGE_BYTES) - offset / PAGE_BYTES;
+    let (len, page_bytes) = (len as u64, syscalls::page_bytes());
+    let pages = (offset + len).div_ceil(page_bytes) - offset / page_bytes;
     Ok(syscalls::cached_pages(file, offset, len)? == pages)
 }
 

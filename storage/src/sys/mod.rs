@@ -5,9 +5,15 @@ pub(crate) mod aligned_buffer;
 pub(crate) mod buffer_pool;
 #[expect(unsafe_code, reason = "a mapped file is a slice only if no process changes it")]
 pub(crate) mod mapped;
-#[expect(unsafe_code, reason = "instructions that write past the cache")]
+#[cfg_attr(
+    target_arch = "x86_64",
+    expect(unsafe_code, reason = "instructions that write past the cache")
+)]
 pub(crate) mod nontemporal;
-#[expect(unsafe_code, reason = "vector instructions, where the processor has them")]
+#[cfg_attr(
+    target_arch = "x86_64",
+    expect(unsafe_code, reason = "vector instructions, where the processor has them")
+)]
 pub(crate) mod simd;
 #[expect(unsafe_code, reason = "system calls that std does not offer")]
 pub(crate) mod syscalls;

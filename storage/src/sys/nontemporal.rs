@@ -8,6 +8,7 @@
 //! `memcpy` has 5.0 (2026-11, `cargo bench -p ckpt --bench background`).
 
 /// Below this a copy stays in the cache of the core anyway.
+#[cfg(target_arch = "x86_64")]
 const STREAM_BYTES_MIN: usize = 64 << 10;
 
 /// Copies all bytes.

@@ -172,8 +172,12 @@ pub(crate) fn clone_file(from: &File, to: &File) -> io::Result<()> {
     checked(unsafe { libc::ioctl(to.as_raw_fd(), libc::FICLONE, from.as_raw_fd()) })
 }
 
-/// The size of a page of the page cache, on x86-64.
-pub(crate) const PAGE_BYTES: u64 = 4096;
+/// The size of a page of the page cache: 4,096 bytes on x86-64, up to 65,536 on arm64.
+pub(crate) fn page_bytes() -> u64 {
+    // SAFETY: it only returns a number.
+    let bytes = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
+    u64::try_from(bytes).expect("every kernel has pages")
+}
 
 /// How many pages of a range of a file are in the page cache. `ENOSYS`: not supported before Linux
 /// 6.5. `EPERM`: the kernel reports it only to the owner of the file and to those who may write to

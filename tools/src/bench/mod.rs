@@ -36,6 +36,7 @@ use recipe::config::Config;
 use storage::simulate::Simulation;
 use storage::{ByteSize, TimeSpan};
 
+use crate::command::Invocation;
 use crate::ui::simulate::Simulate;
 use crate::ui::terminal::ProgressLine;
 use crate::ui::timeout::{StopSignal, timeout_seconds};
@@ -148,12 +149,16 @@ pub struct BenchArgs {
 /// # Errors
 /// If an argument or a target is invalid, a request fails, or the run is interrupted. The test
 /// files are removed in any case; if a stuck target prevents that, the error names what remains.
-pub fn run(args: &BenchArgs, line: &mut ProgressLine) -> Result<Option<Report>> {
+pub fn run(
+    args: &BenchArgs,
+    invocation: &Invocation,
+    line: &mut ProgressLine,
+) -> Result<Option<Report>> {
     let stop = StopSignal::at_signals()?;
     check(args)?;
     let part = part(args)?;
     let settings = Arc::new(settings(args, part)?);
-    let mut group = join_group(args, part, &stop)?;
+    let mut group = join_group(args, invocation, part, &stop)?;
     let mut silent = ProgressLine::silent();
     let line = if args.child { &mut silent } else { line };
     if args.child {
@@ -241,7 +246,12 @@ fn part(args: &BenchArgs) -> Result<(usize, usize)> {
     part.context("cannot use --rendezvous: expected --process I/N or srun, found neither")
 }
 
-fn join_group(args: &BenchArgs, part: (usize, usize), stop: &StopSignal) -> Result<BenchProcesses> {
+fn join_group(
+    args: &BenchArgs,
+    invocation: &Invocation,
+    part: (usize, usize),
+    stop: &StopSignal,
+) -> Result<BenchProcesses> {
     // A process may prepare for a long time before it joins.
     let timeout = Duration::from_secs(args.timeout.saturating_mul(10));
     if let Some(folder) = &args.meet {
@@ -259,9 +269,8 @@ fn join_group(args: &BenchArgs, part: (usize, usize), stop: &StopSignal) -> Resu
     fs::create_dir(&folder).with_context(|| format!("cannot create {folder}"))?;
     let mut group = BenchProcesses::join(part, &folder, "0-0", timeout, stop)?;
     group.remove_at_end(&folder);
-    let mut arguments: Vec<String> = std::env::args().skip(1).collect();
-    arguments.extend([format!("--rendezvous={folder}"), "--child".to_owned()]);
-    group.start_others(&arguments)?;
+    let more = [format!("--rendezvous={folder}"), "--child".to_owned()];
+    group.start_others(invocation, &more)?;
     Ok(group)
 }
 

@@ -6,7 +6,7 @@
 //! all stop.
 
 use std::io::Read as _;
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Stdio};
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, OnceLock};
@@ -18,6 +18,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use storage::{Key, Storage};
 
+use crate::command::Invocation;
 use crate::ui::timeout::StopSignal;
 
 /// The group of processes of one benchmark, as one of them sees it.
@@ -112,14 +113,16 @@ impl BenchProcesses {
         self.temp_folder = Some(folder.to_owned());
     }
 
-    /// Starts the other processes on this machine, with `arguments` and their index.
+    /// Starts the other processes on this machine: with the arguments of this one, with `more`
+    /// and with their index.
     ///
     /// # Errors
     /// If one cannot be started.
-    pub fn start_others(&mut self, arguments: &[String]) -> Result<()> {
+    pub fn start_others(&mut self, invocation: &Invocation, more: &[String]) -> Result<()> {
         for member in 1..self.members {
-            let mut command = Command::new(std::env::current_exe()?);
-            command.args(arguments).arg(format!("--process={member}/{}", self.members));
+            let mut command = invocation.restarted()?;
+            command.args(invocation.command_line.iter().skip(1)).args(more);
+            command.arg(format!("--process={member}/{}", self.members));
             // When this process ends, the child's standard input is closed, and the child exits.
             command.stdin(Stdio::piped()).stdout(Stdio::null());
             self.children.push(command.spawn().context("cannot start a process of the benchmark")?);

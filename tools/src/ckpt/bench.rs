@@ -17,6 +17,8 @@ use storage::{ByteSize, Key};
 
 use super::CkptOutput;
 use crate::bench::target::check_folder;
+use crate::ckpt::bench_workers;
+use crate::command::Invocation;
 use crate::ui::terminal::{ProgressLine, table};
 use crate::ui::timeout::StopSignal;
 
@@ -90,7 +92,7 @@ struct Measured {
     /// Peak memory of a save, beyond the state.
     staging_peak_bytes: Option<u64>,
     staging_bound_bytes: u64,
-    processes: Vec<crate::ckpt::bench_workers::WorkersTotal>,
+    processes: Vec<bench_workers::WorkersTotal>,
 }
 
 /// Bytes per second of one measurement, in every round.
@@ -103,8 +105,12 @@ struct Rate {
     share_of_fio: Option<f64>,
 }
 
-pub(crate) fn run(args: &BenchArgs, line: &mut ProgressLine) -> Result<CkptOutput> {
-    let mut bench = Bench::new(args)?;
+pub(crate) fn run(
+    args: &BenchArgs,
+    invocation: &Invocation,
+    line: &mut ProgressLine,
+) -> Result<CkptOutput> {
+    let mut bench = Bench::new(args, invocation)?;
     if let Some((part, parts)) = args.part {
         return bench.one_part(part, parts);
     }
@@ -120,6 +126,7 @@ pub(crate) fn run(args: &BenchArgs, line: &mut ProgressLine) -> Result<CkptOutpu
 /// Common state of the measurements.
 struct Bench<'a> {
     args: &'a BenchArgs,
+    invocation: &'a Invocation,
     /// A temporary folder in the one on the command line.
     folder: PathBuf,
     options: CheckpointOptions,
@@ -128,7 +135,7 @@ struct Bench<'a> {
 }
 
 impl<'a> Bench<'a> {
-    fn new(args: &'a BenchArgs) -> Result<Self> {
+    fn new(args: &'a BenchArgs, invocation: &'a Invocation) -> Result<Self> {
         ensure!(args.rounds > 0, "cannot use --rounds 0: expected at least 1");
         ensure!(args.threads > 0, "cannot use --threads 0: expected at least 1");
         if args.part.is_none() {
@@ -138,7 +145,7 @@ impl<'a> Bench<'a> {
         let (threads, shard_bytes_max) = (args.threads, args.shard_bytes.0);
         let options =
             CheckpointOptions { threads, shard_bytes_max, ..CheckpointOptions::default() };
-        Ok(Bench { args, folder, options, stop: StopSignal::default() })
+        Ok(Bench { args, invocation, folder, options, stop: StopSignal::default() })
     }
 
     fn steps(&self, options: CheckpointOptions) -> Result<Checkpoints> {
@@ -172,7 +179,7 @@ impl<'a> Bench<'a> {
         drop(state);
         if has(Row::Processes) {
             measured.processes =
-                crate::ckpt::bench_workers::all(self.args, &self.folder, &self.stop, line)?;
+                bench_workers::all(self.args, self.invocation, &self.folder, &self.stop, line)?;
         }
         let peak = |what| measured.rates.iter().find(|rate| rate.what == what);
         if let (Some(write), Some(read)) =
@@ -332,8 +339,7 @@ impl Measured {
             let bound = format!("limit {}", ByteSize(self.staging_bound_bytes));
             add("memory of a save", ByteSize(peak).to_string(), bound);
         }
-        for crate::ckpt::bench_workers::WorkersTotal { processes, median_bytes_per_s, of_one } in
-            &self.processes
+        for bench_workers::WorkersTotal { processes, median_bytes_per_s, of_one } in &self.processes
         {
             let beside = format!("{of_one:.3} of one process");
             add(&format!("{processes} processes"), gb(*median_bytes_per_s), beside);

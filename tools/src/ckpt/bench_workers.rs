@@ -10,6 +10,7 @@ use anyhow::{Context as _, Result, ensure};
 use serde::Serialize;
 
 use crate::ckpt::bench::{BenchArgs, median};
+use crate::command::Invocation;
 use crate::ui::terminal::ProgressLine;
 use crate::ui::timeout::StopSignal;
 
@@ -25,6 +26,7 @@ pub(crate) struct WorkersTotal {
 /// Measures one process and the requested numbers of processes, in turn.
 pub(crate) fn all(
     args: &BenchArgs,
+    invocation: &Invocation,
     folder: &Path,
     stop: &StopSignal,
     line: &mut ProgressLine,
@@ -36,7 +38,7 @@ pub(crate) fn all(
         for (&count, rates) in counts.iter().zip(&mut rates) {
             line.show(&format!("round {round}: {count} processes"));
             stop.check()?;
-            rates.push(together(args, folder, count)?);
+            rates.push(together(args, invocation, folder, count)?);
         }
     }
     let of_one = |theirs: &[f64]| {
@@ -52,9 +54,11 @@ pub(crate) fn all(
 }
 
 /// Bytes per second from the common start until the last process has saved.
-fn together(args: &BenchArgs, folder: &Path, count: usize) -> Result<f64> {
-    let parts =
-        (0..count).map(|i| WorkerShare::start(args, &folder.join(format!("part-{i}")), i, count));
+fn together(args: &BenchArgs, invocation: &Invocation, folder: &Path, count: usize) -> Result<f64> {
+    let parts = (0..count).map(|part| {
+        let folder = folder.join(format!("part-{part}"));
+        WorkerShare::start(args, invocation.restarted()?, &folder, (part, count))
+    });
     let mut parts = parts.collect::<Result<Vec<WorkerShare>>>()?;
     for part in &mut parts {
         let found = part.line()?;
@@ -90,9 +94,13 @@ struct WorkerShare {
 }
 
 impl WorkerShare {
-    fn start(args: &BenchArgs, folder: &Path, part: usize, count: usize) -> Result<Self> {
+    fn start(
+        args: &BenchArgs,
+        mut command: Command,
+        folder: &Path,
+        (part, count): (usize, usize),
+    ) -> Result<Self> {
         let bytes = args.bytes.0;
-        let mut command = Command::new(std::env::current_exe()?);
         command.args(["ckpt", "bench"]).arg(folder).arg(format!("--part={part}/{count}"));
         command.args([format!("--bytes={bytes}B"), format!("--threads={}", args.threads)]);
         command.arg(format!("--max-shard={}B", args.shard_bytes.0));

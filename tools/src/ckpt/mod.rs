@@ -22,6 +22,7 @@ use clap::Subcommand;
 use serde::Serialize;
 use serde_json::Value;
 
+use crate::command::Invocation;
 use crate::ui::inspect_target::InspectTarget;
 use crate::ui::output::checkpoints;
 use crate::ui::terminal::ProgressLine;
@@ -176,7 +177,11 @@ impl CkptOutput {
 ///
 /// # Errors
 /// If the command fails. A failed check is a [`CkptOutput`].
-pub fn run(verb: &CkptVerb, line: &mut ProgressLine) -> Result<CkptOutput> {
+pub fn run(
+    verb: &CkptVerb,
+    invocation: &Invocation,
+    line: &mut ProgressLine,
+) -> Result<CkptOutput> {
     match verb {
         CkptVerb::Ls(args) => ls::run(args),
         CkptVerb::Inspect(args) => inspect::run(args),
@@ -189,7 +194,7 @@ pub fn run(verb: &CkptVerb, line: &mut ProgressLine) -> Result<CkptOutput> {
         CkptVerb::Doctor(args) => doctor::run(args),
         CkptVerb::Retain(args) => retain::run(args),
         CkptVerb::Scrub(args) => scrub::run(args, line),
-        CkptVerb::Bench(args) => bench::run(args, line),
+        CkptVerb::Bench(args) => bench::run(args, invocation, line),
     }
 }
 

@@ -1,18 +1,18 @@
 //! The command line of `feedline`: its commands, and the arguments of those that read and write
 //! token files.
 
+use crate::ckpt::CkptVerb;
+use crate::data::index::IndexBuild;
+use crate::data::materialize::Materialize;
+use crate::data::{clean, convert, merge, repair, samples, split, tokenizer};
+use crate::doctor::stripe;
+use crate::offload::OffloadVerb;
+use crate::ui::output::FormatHints;
+use crate::ui::output_claim::Takeover;
+use crate::{bench, doctor};
 use clap::{Args, Parser, Subcommand};
 use clap_complete::Shell;
 use indexed::{Dtype, Format};
-use tools::ckpt::CkptVerb;
-use tools::data::index::IndexBuild;
-use tools::data::materialize::Materialize;
-use tools::data::{clean, convert, merge, repair, samples, split, tokenizer};
-use tools::doctor::stripe;
-use tools::offload::OffloadVerb;
-use tools::ui::output::FormatHints;
-use tools::ui::output_claim::Takeover;
-use tools::{bench, doctor};
 
 /// Inspect, check and convert token files and checkpoints, and benchmark the stores that hold them.
 ///
@@ -449,7 +449,7 @@ fn dtype(name: &str) -> Result<Dtype, String> {
 }
 
 #[cfg(test)]
-#[path = "../../tests/include/command_page.rs"]
+#[path = "../../../tests/include/command_page.rs"]
 mod command_page;
 
 #[cfg(test)]

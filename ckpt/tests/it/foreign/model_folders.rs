@@ -312,7 +312,11 @@ fn unsupported_tensor_can_be_dropped() {
         check_kept(&import);
     }
     for (class, flag) in [("ComplexFloatStorage", "conj"), ("FloatStorage", "neg")] {
-        let object = dict([("x", flagged(tensor(class, "1", &[3]), flag))]);
+        let object = dict([
+            ("w", tensor("FloatStorage", "0", &[2])),
+            ("x", flagged(tensor(class, "1", &[3]), flag)),
+            ("e", tensor("FloatStorage", "2", &[2])),
+        ]);
         write(object, if flag == "conj" { 8 } else { 4 });
         let found = saved(&open(&path, Format::Torch).unwrap()).unwrap_err();
         assert!(found.contains("'x'") && found.contains("lazily"), "{found}");

@@ -87,8 +87,15 @@ impl Dtype {
     #[must_use]
     pub fn item_bytes(self) -> u64 {
         match self {
-            Dtype::Bool | Dtype::U8 | Dtype::I8 | Dtype::F8E4M3 | Dtype::F8E5M2 => 1,
-            Dtype::F8E4M3Fnuz | Dtype::F8E5M2Fnuz | Dtype::F8E8M0 | Dtype::F4X2 => 1,
+            Dtype::Bool
+            | Dtype::U8
+            | Dtype::I8
+            | Dtype::F4X2
+            | Dtype::F8E8M0
+            | Dtype::F8E4M3
+            | Dtype::F8E5M2
+            | Dtype::F8E4M3Fnuz
+            | Dtype::F8E5M2Fnuz => 1,
             Dtype::U16 | Dtype::I16 | Dtype::F16 | Dtype::BF16 => 2,
             Dtype::U32 | Dtype::I32 | Dtype::F32 => 4,
             Dtype::U64 | Dtype::I64 | Dtype::F64 | Dtype::C64 => 8,

@@ -299,7 +299,8 @@ def _copy_parts(parts: list[_Part]) -> None:
     large = []
     for arena, at, into, tensor in parts:
         is_in_memory = tensor.device.type == "cpu" and not is_wrapper(tensor)
-        is_plain = is_in_memory and tensor.is_contiguous()
+        is_resolved = not tensor.is_conj() and not tensor.is_neg()
+        is_plain = is_in_memory and is_resolved and tensor.is_contiguous()
         if is_plain and tensor.numel() * tensor.element_size() >= _LARGE_BYTES:
             large.append((at, bytes_of(tensor)))
             of_large = arena  # tensors in host memory share one arena

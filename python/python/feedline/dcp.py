@@ -647,7 +647,7 @@ def _host_tensor(planner: SavePlanner, item: WriteItem) -> torch.Tensor:
             "not see that a type has changed; leave out enable_plan_caching)"
         )
     check_contents(tensor, item.index.fqn)
-    tensor = tensor.to("cpu").contiguous()
+    tensor = tensor.resolve_conj().resolve_neg().to("cpu").contiguous()
     if is_wrapper(tensor):
         return torch.empty(tensor.shape, dtype=tensor.dtype).copy_(tensor)
     return tensor

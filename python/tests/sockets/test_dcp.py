@@ -116,6 +116,21 @@ def test_a_state_is_loaded_as_saved(tmp_path: Path) -> None:
     assert ckpt.open(tmp_path).meta == {"run": "a"}
 
 
+@pytest.mark.parametrize("elements", [8, 200_000], ids=["small", "large"])
+def test_lazy_conjugates_and_signs_are_resolved(tmp_path: Path, elements: int) -> None:
+    numbers = torch.randn(elements, dtype=torch.complex64)
+    # torch only sets a flag; both share the memory of `numbers`.
+    state = {"conjugate": numbers.conj(), "negative": numbers.conj().imag}
+    assert state["conjugate"].is_conj() and state["negative"].is_neg()
+    staged = StorageWriter(tmp_path, 1).stage(state)
+    for step, each in enumerate((state, staged)):
+        save(each, tmp_path, step)
+        found = {name: torch.zeros_like(value) for name, value in staged.items()}
+        dcp.load(found, storage_reader=StorageReader(tmp_path, step))
+        for name, value in state.items():
+            assert torch.equal(found[name], value), name
+
+
 def test_a_state_is_loaded_without_a_template(tmp_path: Path) -> None:
     state = a_state()
     save(state, tmp_path, 7)

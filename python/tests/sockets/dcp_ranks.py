@@ -282,15 +282,15 @@ def cached(folder: str, rank: int, world: int) -> None:
     weight = torch.full((2,), float(rank))
     state: dict[str, Any] = {str(rank): {"w": weight}}
     # Planning fails if rank 0 has this; meanwhile the last rank has a tensor more.
-    bad = {"bad": {"c": torch.ones(2, dtype=torch.complex64)}} if rank == 0 else {}
+    bad = {"bad": {"c": torch.ones(2, dtype=torch.complex128)}} if rank == 0 else {}
     later = {"b": {"v": torch.ones(3)}} if is_last else {}
     saved(state)
     weight += 1
     saved(state)
-    saved({**state, **later, **bad}, error="complex64")
+    saved({**state, **later, **bad}, error="complex128")
     saved({**state, **later}, "b.v")  # the last rank has the plan of the failed save
     saved({**state, **later}, "b.v")
-    saved({**state, **later, **bad}, error="complex64")
+    saved({**state, **later, **bad}, error="complex128")
     saved(state)  # the state of an earlier save
     # This fails while it is written.
     saved({**state, **({"when": object()} if is_last else {})}, error="when")

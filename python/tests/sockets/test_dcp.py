@@ -248,7 +248,7 @@ def test_values_that_json_cannot_store_are_refused_by_name(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("name", "tensor", "text"),
     [
-        ("complex", torch.zeros(2, dtype=torch.complex64), "found torch.complex64"),
+        ("complex", torch.zeros(2, dtype=torch.complex128), "found torch.complex128"),
         ("piece#1", torch.zeros(2), "'#' in a name is reserved"),
         ("__pad__x", torch.zeros(2), "reserved for padding"),
     ],
@@ -523,11 +523,11 @@ def test_a_save_after_one_that_could_not_be_planned(tmp_path: Path) -> None:
     state = {"model": {"w": torch.ones(2)}}
     save_caching(state, tmp_path, 1)
     for name in ("first", "second"):
-        bad = {"model": {"w": torch.ones(2), name: torch.ones(2, dtype=torch.complex64)}}
+        bad = {"model": {"w": torch.ones(2), name: torch.ones(2, dtype=torch.complex128)}}
         for _ in range(2):
             with pytest.raises(dcp.api.CheckpointException) as caught:
                 save_caching(bad, tmp_path, 2)
-            assert "complex64" in str(raised(caught.value))
+            assert "complex128" in str(raised(caught.value))
     state["model"]["w"] += 1
     for step in (2, 3):
         save_caching(state, tmp_path, step)

@@ -16,7 +16,7 @@ def assert_known(found: Iterable[str], known: Iterable[str], of: str) -> None:
     """
     found, known = set(found), set(known)
     new, gone = sorted(found - known), sorted(known - found)
-    assert not new and not gone, f"{of}: new are {new}, gone are {gone}"
+    assert not new and not gone, f"{of}: new {new}, gone {gone}"
 
 
 def fields_of(config: Any) -> set[str]:

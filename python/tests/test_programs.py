@@ -91,7 +91,7 @@ def test_closed_pipes_and_streams(corpus):
         assert closed.stderr == "0\n", closed.stderr
     # No file of the program gets the number of a closed stream.
     for streams in (">&-", "<&- >&- 2>&-"):
-        assert shell(f'"$0" inspect "$1" {streams}', BIN / "feedline", corpus).returncode == 0
+        assert shell(f'"$1" inspect "$2" {streams}', BIN / "feedline", corpus).returncode == 0
 
 
 def test_closed_streams_do_not_reach_outputs(tmp_path):

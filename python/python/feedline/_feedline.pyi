@@ -23,6 +23,7 @@ __all__ = [
     "inspect",
     "preprocess",
     "process_identity",
+    "run_program",
     "split_step",
     "write_file",
 ]

@@ -54,15 +54,15 @@ static OF_PROGRAM: OnceLock<&'static dyn Log> = OnceLock::new();
 
 /// Sends log lines to Python's logging, or to a program that this process runs.
 #[derive(Debug)]
-struct Lines(pyo3_log::Logger);
+struct LogLines(pyo3_log::Logger);
 
-impl Lines {
+impl LogLines {
     fn target(&self) -> &dyn Log {
         OF_PROGRAM.get().copied().unwrap_or(&self.0)
     }
 }
 
-impl Log for Lines {
+impl Log for LogLines {
     fn enabled(&self, metadata: &Metadata<'_>) -> bool {
         self.target().enabled(metadata)
     }
@@ -82,7 +82,7 @@ pub(crate) fn log_to_python(py: Python<'_>) -> PyResult<()> {
     let bridge = pyo3_log::Logger::new(py, pyo3_log::Caching::Loggers)?;
     let bridge = bridge.filter(LevelFilter::Info);
     // A host that has set up logging in this process before keeps it.
-    if log::set_boxed_logger(Box::new(Lines(bridge))).is_ok() {
+    if log::set_boxed_logger(Box::new(LogLines(bridge))).is_ok() {
         log::set_max_level(LevelFilter::Info);
     }
     Ok(())

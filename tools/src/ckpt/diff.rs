@@ -77,14 +77,14 @@ struct Values {
     /// Pairs of which one is not a number or infinite.
     not_finite: u64,
     first_index: Vec<u64>,
-    first_a: Option<Value>,
-    first_b: Option<Value>,
+    first_a: Option<ElementValue>,
+    first_b: Option<ElementValue>,
 }
 
 /// The value of an element.
 #[derive(Clone, Copy, Debug, Serialize)]
 #[serde(untagged)]
-enum Value {
+enum ElementValue {
     Real(f64),
     /// The real and the imaginary part.
     Complex([f64; 2]),
@@ -275,22 +275,27 @@ impl Values {
                     // Each byte has two elements, which differ in value if they do in bits.
                     for (half, (a, b)) in (0..).zip(a.into_iter().zip(b)) {
                         if a.to_bits() != b.to_bits() {
-                            self.add_one(tensor, place + half, Value::Real(a), Value::Real(b));
+                            self.add_one(
+                                tensor,
+                                place + half,
+                                ElementValue::Real(a),
+                                ElementValue::Real(b),
+                            );
                         }
                     }
                 }
                 (Some(a), Some(b)) => {
-                    self.add_one(tensor, place, Value::Complex(a), Value::Complex(b));
+                    self.add_one(tensor, place, ElementValue::Complex(a), ElementValue::Complex(b));
                 }
                 _ => {
-                    let [a, b] = [a, b].map(|item| Value::Real(to_f64(dtype, item)));
+                    let [a, b] = [a, b].map(|item| ElementValue::Real(to_f64(dtype, item)));
                     self.add_one(tensor, place, a, b);
                 }
             }
         }
     }
 
-    fn add_one(&mut self, tensor: &TensorEntry, place: u64, a: Value, b: Value) {
+    fn add_one(&mut self, tensor: &TensorEntry, place: u64, a: ElementValue, b: ElementValue) {
         if self.elements_differ == 0 {
             let mut shape = tensor.shape.clone();
             if let Some(last) = shape.last_mut() {
@@ -309,22 +314,22 @@ impl Values {
     }
 }
 
-impl Value {
-    fn distance(self, other: Value) -> f64 {
+impl ElementValue {
+    fn distance(self, other: ElementValue) -> f64 {
         let [[a, b], [c, d]] = [self, other].map(|value| match value {
-            Value::Real(value) => [value, 0.0],
-            Value::Complex(parts) => parts,
+            ElementValue::Real(value) => [value, 0.0],
+            ElementValue::Complex(parts) => parts,
         });
         // Exactly the absolute difference if both are real.
         (a - c).hypot(b - d)
     }
 }
 
-impl fmt::Display for Value {
+impl fmt::Display for ElementValue {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Value::Real(value) => write!(f, "{value}"),
-            Value::Complex([re, im]) => write!(f, "{re}{im:+}i"),
+            ElementValue::Real(value) => write!(f, "{value}"),
+            ElementValue::Complex([re, im]) => write!(f, "{re}{im:+}i"),
         }
     }
 }

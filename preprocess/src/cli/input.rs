@@ -15,8 +15,13 @@ pub(crate) struct InputArgs {
     #[arg(long, value_name = "TEXT", default_value = "line")]
     txt_separator: Separator,
 
-    /// Text that replaces newlines in documents of plain text, such as <n> [default: <n> for cpm2]
-    #[arg(long, value_name = "TEXT")]
+    // Not a doc comment: the default would be a link in it.
+    #[arg(
+        long,
+        value_name = "TEXT",
+        help = "Text that replaces newlines in documents of plain text, such as <n> \
+                [default: <n> for cpm2]"
+    )]
     txt_newline: Option<String>,
 
     /// Remove white space at both ends of documents of plain text

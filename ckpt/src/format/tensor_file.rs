@@ -19,7 +19,7 @@ const READ_BYTES: usize = 16 << 20;
 pub struct FileTensor {
     /// Its name.
     pub name: String,
-    /// The name of its type in the header. It may be one that no [`Dtype`] has.
+    /// The name of its type in the header. It may be one that no [`crate::Dtype`] has.
     pub dtype: String,
     /// Elements along each axis, as in the header; empty for a scalar. Row-major.
     pub shape: Vec<u64>,

@@ -205,6 +205,8 @@ impl CheckpointManager {
             return Err(error.into());
         }
         let Some((_, draining)) = &self.after.drain else { return Ok(()) };
+        // The hook of the last commit runs after the save has ended, and maybe not before this.
+        draining.wake();
         loop {
             let status = draining.wait_idle(DRAIN_POLL);
             if let Some(failure) = status.failure {

@@ -207,18 +207,16 @@ impl CheckpointManager {
         let Some((_, draining)) = &self.after.drain else { return Ok(()) };
         // The hook of the last commit runs after the save has ended, and maybe not before this.
         draining.wake();
-        loop {
-            let status = draining.wait_idle(DRAIN_POLL);
-            if let Some(failure) = status.failure {
-                self.failures += 1;
-                log::error!("drain: copy to the second store failed: {failure}");
-                return Ok(());
-            }
-            if !status.busy {
-                return Ok(());
-            }
+        let mut status = draining.wait_idle(DRAIN_POLL);
+        while status.busy && status.failure.is_none() {
             log::info!("drain: waiting for the second store");
+            status = draining.wait_idle(DRAIN_POLL);
         }
+        if let Some(failure) = status.failure {
+            self.failures += 1;
+            log::error!("drain: copy to the second store failed: {failure}");
+        }
+        Ok(())
     }
 
     /// Ends the save in flight after a rank was lost: it can commit only if that rank's share is

@@ -7,6 +7,7 @@
 
 mod clean;
 mod cpm;
+mod edges;
 mod guides;
 mod names;
 mod nfs;

@@ -178,27 +178,32 @@ fn doc_of(attributes: &[Attribute]) -> String {
 
 /// Names of environment variables in the code of programs that are missing on a page.
 fn undocumented(code: &[Source], page: &str) -> Vec<String> {
-    let known = ["FEEDLINE_", "SLURM_", "AWS_", "TORCH", "OMP_", "GOMP_", "GLOO_", "MASTER_"];
-    let alone =
-        ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "TMPDIR", "XDG_CACHE_HOME"];
-    let is_name = |text: &str| {
-        let starts = known.iter().any(|start| text.starts_with(start) && text.len() > start.len());
-        let upper = |char: char| char.is_ascii_uppercase() || char.is_ascii_digit() || char == '_';
-        (starts || alone.contains(&text)) && text.chars().all(upper)
-    };
     let mut broken = BTreeSet::new();
-    for (path, text) in code {
-        let is_program = path.contains("/src/") || path.contains("/shim/");
-        if is_program && !path.starts_with("tests/") && !path.contains("/testing/") {
-            for name in text.split('"').skip(1).step_by(2).filter(|text| is_name(text)) {
-                if !page.contains(&format!("`{name}`")) {
-                    broken
-                        .insert(format!("{path}: {name} is not in docs/reference/environment.md"));
-                }
-            }
+    for source in code {
+        let missing = environment_names(source);
+        for name in missing.filter(|name| !page.contains(&format!("`{name}`"))) {
+            let path = &source.0;
+            broken.insert(format!("{path}: {name} is not in docs/reference/environment.md"));
         }
     }
     broken.into_iter().collect()
+}
+
+/// The environment variables that a file of a program names.
+pub(crate) fn environment_names((path, text): &Source) -> impl Iterator<Item = String> {
+    let known = ["FEEDLINE_", "SLURM_", "AWS_", "TORCH", "OMP_", "GOMP_", "GLOO_", "MASTER_"];
+    let alone =
+        ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "TMPDIR", "XDG_CACHE_HOME"];
+    let is_name = move |text: &&str| {
+        let starts = known.iter().any(|start| text.starts_with(start) && text.len() > start.len());
+        let upper = |char: char| char.is_ascii_uppercase() || char.is_ascii_digit() || char == '_';
+        (starts || alone.contains(text)) && text.chars().all(upper)
+    };
+    let is_program = (path.contains("/src/") || path.contains("/shim/"))
+        && !path.starts_with("tests/")
+        && !path.contains("/testing/");
+    let text = if is_program { text.as_str() } else { "" };
+    text.split('"').skip(1).step_by(2).filter(is_name).map(str::to_owned)
 }
 
 /// Exit codes without a row on a page.

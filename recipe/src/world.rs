@@ -72,18 +72,13 @@ impl LaunchEnv<'_> {
     }
 
     fn by_torchrun(&self) -> Result<World> {
-        let agent = (self.variable)("TORCHELASTIC_USE_AGENT_STORE");
         self.checked(World {
             rank: self.number("RANK")?,
             size: self.number("WORLD_SIZE")?,
             local_rank: self.number_or("LOCAL_RANK", 0)?,
             host: self.text("MASTER_ADDR")?,
             port: self.number("MASTER_PORT")?,
-            keeper: if agent.is_some_and(|agent| agent.eq_ignore_ascii_case("true")) {
-                StoreHost::Launcher
-            } else {
-                StoreHost::FirstRank
-            },
+            keeper: self.keeper("TORCHELASTIC_USE_AGENT_STORE")?,
             restart: self.number_or("TORCHELASTIC_RESTART_COUNT", 0)?,
             source: "RANK and WORLD_SIZE",
         })
@@ -129,7 +124,29 @@ impl LaunchEnv<'_> {
                  of {size}, from {source}"
             )));
         }
+        let World { local_rank, port, size, source, .. } = world;
+        if local_rank >= size {
+            return Err(refused(format!(
+                "expected a rank on this machine below the world size of {size}, found \
+                 {local_rank}, from {source}"
+            )));
+        }
+        if port == 0 {
+            return Err(refused(format!(
+                "expected a port from 1 to 65535, found 0, from {source}"
+            )));
+        }
         Ok(world)
+    }
+
+    /// torchrun writes `True` or `False`.
+    fn keeper(&self, name: &str) -> Result<StoreHost> {
+        let text = (self.variable)(name).unwrap_or_default();
+        match text.to_ascii_lowercase().as_str() {
+            "true" => Ok(StoreHost::Launcher),
+            "false" | "" => Ok(StoreHost::FirstRank),
+            _ => Err(refused(format!("expected True or False in {name}, found {text:?}"))),
+        }
     }
 
     fn text(&self, name: &str) -> Result<String> {

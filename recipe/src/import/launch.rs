@@ -4,6 +4,7 @@
 //! ranks counts; the others determine where it runs. Every flag becomes a key, so that none is
 //! lost.
 
+use std::collections::HashSet;
 use std::path::Path;
 
 use super::shell::program::base;
@@ -378,7 +379,7 @@ fn slots(script: &str, file: &str) -> Option<Vec<(String, usize)>> {
         return None;
     }
     let text = std::fs::read_to_string(&path).ok()?;
-    let mut hosts = Vec::new();
+    let (mut hosts, mut seen) = (Vec::new(), HashSet::new());
     for line in text.lines() {
         let line = line.split('#').next().unwrap_or("").trim();
         let Some((host, rest)) = line.split_once(char::is_whitespace) else {
@@ -388,6 +389,10 @@ fn slots(script: &str, file: &str) -> Option<Vec<(String, usize)>> {
             return None;
         };
         let count = rest.trim().strip_prefix("slots=")?.parse().ok()?;
+        // DeepSpeed refuses a host that is named twice.
+        if !seen.insert(host) {
+            return None;
+        }
         hosts.push((host.to_owned(), count));
     }
     (!hosts.is_empty()).then_some(hosts)

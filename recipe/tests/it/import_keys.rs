@@ -27,6 +27,32 @@ fn every_published_key_is_mapped_implied_or_refused() {
     }
 }
 
+/// Each system is given files of the others. A file is refused, or the keys in it that the system
+/// does not have.
+#[test]
+fn files_of_other_systems_are_not_believed() {
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/import");
+    let (yaml, python, model) = ("paddle_1.3b.yaml", "colossal_pp1d.py", "hf_llama.json");
+    let (script, zero) = ("megatron_345m.sh", "deepspeed_zero3.json");
+    for (source, files) in [
+        (ConfigFormat::Megatron, [yaml, python, model, "hf_training.json"]),
+        (ConfigFormat::Cpm, [yaml, python, model, "hf_training.json"]),
+        (ConfigFormat::Deepspeed, [yaml, python, model, "hf_training.json"]),
+        (ConfigFormat::Paddle, [python, script, model, zero]),
+        (ConfigFormat::Colossal, [yaml, script, model, zero]),
+        (ConfigFormat::Hf, [yaml, python, script, "cpm2_model.json"]),
+    ] {
+        for name in files {
+            let Ok(imported) = import(source, &[format!("{folder}/{name}")], None) else {
+                continue;
+            };
+            let unknown = imported.fates.iter().filter(|it| it.text.starts_with("unknown key"));
+            assert!(unknown.count() > 0, "{name} as {source:?}:\n{imported}");
+            assert!(!imported.is_whole(), "{name} as {source:?}:\n{imported}");
+        }
+    }
+}
+
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Counted {
     Mapped,

@@ -286,6 +286,33 @@ fn ranks_of_hostfiles_and_slurm_headers_are_read() {
     }
 }
 
+/// A count from outside, a range, a file that is not one of hosts, or one with a host twice.
+#[test]
+fn numbers_of_ranks_that_are_not_known_are_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    fs::write(folder.path().join("openmpi"), "node1 slots=8 max_slots=8\n").unwrap();
+    fs::write(folder.path().join("mpich"), "node1:8\nnode2:8\n").unwrap();
+    fs::write(folder.path().join("twice"), "node1 slots=8\nnode1 slots=8\n").unwrap();
+    let slurm = |nodes: &str| {
+        format!("#!/bin/bash\n#SBATCH --nodes={nodes}\n#SBATCH --ntasks-per-node=4\nsrun python")
+    };
+    for (launcher, key) in [
+        ("deepspeed --hostfile openmpi", "--hostfile"),
+        ("deepspeed --hostfile mpich", "--hostfile"),
+        ("deepspeed --hostfile twice", "--hostfile"),
+        ("deepspeed --include node1@node2", "--include"),
+        ("accelerate launch --config_file absent.yaml", "--config_file"),
+        ("torchrun --nnodes 1:4 --nproc_per_node 8", "--nnodes"),
+        ("mpirun -np all python", "-np"),
+        ("srun --ntasks 4-8 python", "--ntasks"),
+        (&slurm("1-4"), "#SBATCH --nodes"),
+    ] {
+        let script = format!("{launcher} pretrain_gpt.py {MODEL}\n");
+        let run = read_in(folder.path(), ConfigFormat::Megatron, &script, None);
+        assert_eq!(refused(&run), [key], "{launcher}: {run}");
+    }
+}
+
 /// `accelerate launch` sets the precision of transformers' Trainer too.
 #[test]
 fn accelerate_sets_the_precision() {

@@ -84,8 +84,8 @@ fn ranks_are_read_from_the_launcher() {
     // A batch script has a job with tasks, but is not a task.
     let batch = [("SLURM_JOB_ID", "7"), ("SLURM_PROCID", "0"), ("SLURM_NTASKS", "12")];
     assert_eq!(find(&batch).unwrap(), None);
-    let single = [&SRUN[..], &[("SLURM_STEP_NUM_TASKS", "1"), ("SLURM_PROCID", "0")]].concat();
-    assert_eq!(find(&single).unwrap(), None);
+    let first = [("SLURM_STEP_NUM_TASKS", "1"), ("SLURM_PROCID", "0"), ("SLURM_LOCALID", "0")];
+    assert_eq!(find(&[&SRUN[..], &first].concat()).unwrap(), None);
 }
 
 #[test]
@@ -105,8 +105,38 @@ fn contradicting_variables_are_named() {
         (with("RANK", "-1"), "expected a number in RANK, found \"-1\""),
         (with("RANK", "4"), "found rank 4 of 4, from RANK and WORLD_SIZE"),
         (with("WORLD_SIZE", "0"), "found rank 3 of 0"),
+        (with("WORLD_SIZE", "4.0"), "expected a number in WORLD_SIZE, found \"4.0\""),
+        (with("LOCAL_RANK", "4"), "below the world size of 4, found 4, from RANK and WORLD_SIZE"),
+        (with("LOCAL_RANK", "cuda:0"), "expected a number in LOCAL_RANK, found \"cuda:0\""),
+        (with("MASTER_ADDR", ""), "MASTER_ADDR is not set"),
+        (with("MASTER_PORT", "0"), "expected a port from 1 to 65535, found 0"),
+        (
+            with("TORCHELASTIC_USE_AGENT_STORE", "1"),
+            "expected True or False in TORCHELASTIC_USE_AGENT_STORE, found \"1\"",
+        ),
+        (with("TORCHELASTIC_RESTART_COUNT", "-"), "a number in TORCHELASTIC_RESTART_COUNT"),
     ] {
         assert!(text.contains(expected), "{text}");
         assert!(text.contains("cannot determine the rank of this process"), "{text}");
+    }
+}
+
+#[test]
+fn contradicting_variables_of_slurm_are_named() {
+    for (name, value, expected) in [
+        ("SLURM_PROCID", "12", "found rank 12 of 12, from srun"),
+        ("SLURM_PROCID", "a", "expected a number in SLURM_PROCID, found \"a\""),
+        ("SLURM_NTASKS", "12(x3)", "expected a number in SLURM_NTASKS, found \"12(x3)\""),
+        ("SLURM_STEP_NUM_TASKS", "5", "found rank 5 of 5, from srun"),
+        ("SLURM_STEP_NUM_NODES", "3-4", "expected a number in SLURM_STEP_NUM_NODES"),
+        ("SLURM_STEP_NODELIST", "n[07-09", "unclosed bracket (hint: set MASTER_ADDR"),
+        ("SLURM_LOCALID", "12", "below the world size of 12, found 12, from srun"),
+        ("SLURM_JOB_ID", "70012_3", "expected a number in SLURM_JOB_ID, found \"70012_3\""),
+        ("SLURM_STEP_ID", "batch", "expected a number in SLURM_STEP_ID, found \"batch\""),
+        ("SLURM_RESTART_COUNT", "x", "expected a number in SLURM_RESTART_COUNT, found \"x\""),
+        ("MASTER_PORT", "0", "expected a port from 1 to 65535, found 0, from srun"),
+    ] {
+        let text = find(&[&SRUN[..], &[(name, value)]].concat()).unwrap_err().to_string();
+        assert!(text.contains(expected), "{name}={value}: {text}");
     }
 }

@@ -28,17 +28,28 @@ type Param = (String, Vec<u64>);
 
 pub(crate) fn open(url: &str) -> Result<Import> {
     let (store, folder) = folder_by(url, "latest", str::to_owned)?;
+    let mut source = TensorSource::of_files(&store, store.display(&folder));
     let mut ranks: BTreeMap<u64, Rank> = BTreeMap::new();
     for name in store.list_names(&folder)? {
-        let Some((dp, mp, kind)) = parse(&name) else { continue };
-        let rank = ranks.entry(mp).or_default();
-        match kind {
-            "model_states.pt" if rank.model.is_none() || dp == 0 => rank.model = Some(name),
-            "optim_states.pt" => drop(rank.optim.insert(dp, name)),
+        match parse(&name) {
+            Some((dp, mp, "model_states.pt")) => {
+                let rank = ranks.entry(mp).or_default();
+                if rank.model.is_none() || dp == 0 {
+                    rank.model = Some(name);
+                }
+            }
+            Some((dp, mp, "optim_states.pt")) => {
+                ranks.entry(mp).or_default().optim.insert(dp, name);
+            }
+            // Experts and the layers of a pipeline are files of their own: the model would lack
+            // them.
+            _ if name.ends_with("model_states.pt") || name.ends_with("optim_states.pt") => {
+                let expected = "files of ranks alone, without experts and layers of a pipeline";
+                return Err(unfit(&source, format!("{name:.80}"), expected));
+            }
             _ => {}
         }
     }
-    let mut source = TensorSource::of_files(&store, store.display(&folder));
     if ranks.is_empty() {
         let expected = "*_model_states.pt and *_optim_states.pt, or `latest` with their folder";
         return Err(unfit(&source, "none".to_owned(), expected));

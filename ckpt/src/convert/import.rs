@@ -48,13 +48,18 @@ impl Import {
     /// [`Error::Corrupt`] for violations of its format, [`Error::Unfit`] for unsupported contents,
     /// or errors of the store.
     pub fn open(url: &str, format: Format) -> Result<Self> {
-        match format {
+        let import = match format {
             Format::HuggingFace => hf::open(url),
             Format::Torch => open_torch(url),
             Format::Dcp => dcp::open(url),
             Format::Megatron => megatron::open(url),
             Format::DeepSpeed => deepspeed::open(url),
+        }?;
+        if import.made.is_empty() {
+            let expected = "the tensors of a checkpoint";
+            return Err(unfit(import.source.display(), "no tensor".to_owned(), expected));
         }
+        Ok(import)
     }
 
     /// The tensors of a step as they are, and its blobs.
@@ -105,9 +110,6 @@ fn open_torch(url: &str) -> Result<Import> {
     let pickle = &file.pickle;
     for (name, tensor) in file.state_dict()? {
         source.add(name, Group::Model, tensor.dtype, tensor.shape, tensor.extents)?;
-    }
-    if source.tensors().is_empty() {
-        return Err(unfit(source.display(), "no tensor".to_owned(), "a dict of tensors"));
     }
     let step = ["iteration", "global_step", "global_steps", "step"]
         .iter()

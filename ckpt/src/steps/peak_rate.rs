@@ -25,7 +25,12 @@ impl PeakRate {
         let place = place_of(store)?;
         let folder = open_url(folder()?.to_str()?).ok()?;
         let text = read_all(&*folder, &key_of(&place)?).ok()?;
-        let peak: PeakRate = serde_json::from_slice(&text).ok()?;
+        PeakRate::parse(&text, &place)
+    }
+
+    /// A stored measurement, if it is one of this place.
+    fn parse(text: &[u8], place: &str) -> Option<Self> {
+        let peak: PeakRate = serde_json::from_slice(text).ok()?;
         (peak.place == place && peak.write_bytes_per_s > 0).then_some(peak)
     }
 
@@ -73,4 +78,21 @@ fn folder() -> Option<PathBuf> {
 
 fn key_of(place: &str) -> Option<Key> {
     Key::new(format!("{:016x}.json", crc64(place.as_bytes()))).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_measurement_of_another_place_is_ignored() {
+        let text = r#"{"write_bytes_per_s": 5, "read_bytes_per_s": 6, "place": "a: ext4 at /"}"#;
+        let parse = |text: &str, place| PeakRate::parse(text.as_bytes(), place);
+        assert_eq!(parse(text, "a: ext4 at /").unwrap().read_bytes_per_s, 6);
+        assert_eq!(parse(text, "b: ext4 at /"), None);
+        for bad in ["", "{", "[5]", &text[..40], &text.replace('5', "0"), &text.replace('5', "-5")]
+        {
+            assert_eq!(parse(bad, "a: ext4 at /"), None, "{bad}");
+        }
+    }
 }

@@ -260,6 +260,94 @@ fn incomplete_checkpoints_are_rejected() {
     refused("other.pt", Format::Torch);
 }
 
+/// Each format is given the checkpoints of the others.
+#[test]
+fn checkpoints_of_other_formats_are_rejected() {
+    let all = [
+        ("gpt2.safetensors", Format::HuggingFace),
+        ("zip.pt", Format::Torch),
+        ("dcp", Format::Dcp),
+        ("megatron-v0", Format::Megatron),
+        ("megatron-v0/iter_0000100", Format::Megatron),
+        ("zero-2", Format::DeepSpeed),
+        ("zero-2/global_step9", Format::DeepSpeed),
+    ];
+    for (name, own) in all {
+        for format in all.map(|(_, format)| format) {
+            let opened = Import::open(golden(name).to_str().unwrap(), format);
+            assert_eq!(opened.is_ok(), format == own, "{name} as {format:?}: {opened:?}");
+        }
+    }
+}
+
+/// A distributed checkpoint with half of its metadata, with the pickle of another program, and with
+/// half of a file, or none.
+#[test]
+fn damaged_dcp_folders_are_rejected() {
+    let data = "__0_0.distcp";
+    let [metadata, bytes] =
+        [".metadata", data].map(|name| std::fs::read(golden("dcp").join(name)).unwrap());
+    let cut = |bytes: &[u8]| bytes[..bytes.len() / 2].to_vec();
+    let cases = [
+        (cut(&metadata), Some(bytes.clone()), ".metadata"),
+        (b"\x80\x02}X\x01\0\0\0aK\x01s.".to_vec(), Some(bytes.clone()), "another pickle"),
+        (metadata.clone(), Some(cut(&bytes)), data),
+        (metadata, None, data),
+    ];
+    for (metadata, bytes, expected) in cases {
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::write(folder.path().join(".metadata"), metadata).unwrap();
+        if let Some(bytes) = bytes {
+            std::fs::write(folder.path().join(data), bytes).unwrap();
+        }
+        let opened = Import::open(folder.path().to_str().unwrap(), Format::Dcp);
+        let text = opened.unwrap_err().to_string();
+        assert!(text.contains(expected), "without '{expected}': {text}");
+    }
+}
+
+/// DeepSpeed writes experts and the layers of a pipeline into files of their own. They were left
+/// out in silence.
+#[test]
+fn experts_and_pipeline_layers_are_rejected() {
+    let folder = tempfile::tempdir().unwrap();
+    let golden = golden("zero-2/global_step9");
+    for entry in std::fs::read_dir(&golden).unwrap() {
+        let entry = entry.unwrap();
+        std::fs::copy(entry.path(), folder.path().join(entry.file_name())).unwrap();
+    }
+    let open = || Import::open(folder.path().to_str().unwrap(), Format::DeepSpeed);
+    open().unwrap();
+    for name in [
+        "layer_0_expert_0_mp_rank_00_model_states.pt",
+        "expp_rank_0_mp_rank_00_optim_states.pt",
+        "layer_01-model_00-model_states.pt",
+    ] {
+        let file = folder.path().join(name);
+        std::fs::copy(golden.join("mp_rank_00_model_states.pt"), &file).unwrap();
+        let text = open().unwrap_err().to_string();
+        assert!(text.contains(name), "{text}");
+        std::fs::remove_file(file).unwrap();
+    }
+}
+
+/// Files of each format that hold settings, and no tensor.
+#[test]
+fn checkpoints_without_tensors_are_rejected() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| folder.path().join(name);
+    let settings = torch_files::dict([("epoch", torch_files::text("3"))]);
+    torch_files::write_torch(&at("mp_rank_00_model_states.pt"), &settings, &[]);
+    torch_files::write_torch(&at("a.pt"), &settings, &[]);
+    std::fs::write(at("a.safetensors"), [&2_u64.to_le_bytes()[..], b"{}"].concat()).unwrap();
+    for (name, format) in
+        [("", Format::DeepSpeed), ("a.pt", Format::Torch), ("a.safetensors", Format::HuggingFace)]
+    {
+        let text = Import::open(at(name).to_str().unwrap(), format).unwrap_err().to_string();
+        assert!(text.contains("expected the tensors of a checkpoint, found no tensor"), "{text}");
+    }
+}
+
 /// A flipped bit in an archive of torch is detected by a checksum of the archive, or does not
 /// change what is imported.
 #[test]

@@ -16,6 +16,7 @@ mod idx_golden;
 mod lengths;
 mod malformed;
 mod masked_cache;
+mod other_writers;
 mod rng_golden;
 mod seal;
 mod splice;

@@ -276,6 +276,19 @@ fn urls_on_the_list_are_dropped() {
     assert_eq!((report.without_url, report.dropped[&DropReason::Url].documents), (1, 1));
 }
 
+/// Lists are published as archives: the bytes of one are no URLs.
+#[test]
+fn a_compressed_list_of_urls_is_refused() {
+    let case = Case::new();
+    case.file("in.jsonl", line("text"));
+    let list = case.path("list.gz");
+    fs::write(&list, b"\x1f\x8b\x08\0\0\0\0\0\0\x03").unwrap();
+    let mut options = case.options(&["in.jsonl"]);
+    let file = list.to_str().unwrap().to_owned();
+    options.filters.urls = Some(UrlOptions { file, key: "url".to_owned() });
+    refused(&case, &options, &["list.gz", "a list of URLs in UTF-8, found invalid UTF-8"]);
+}
+
 /// If one text is a part of another, all shingles of the smaller set are common.
 #[test]
 fn measures_and_units_can_be_chosen() {

@@ -1,5 +1,5 @@
 //! Segmentations against Python's jieba 0.42.1: the cases in `tests/golden/jieba`.
-use preprocess::Jieba;
+use preprocess::{Jieba, TokenizerSpec, open_tokenizer};
 use serde::Deserialize;
 
 use crate::common::{Random, print_seed};
@@ -102,4 +102,50 @@ fn a_user_dictionary_may_be_empty() {
     }
     let jieba = open(Some("中国 5 n\r\n中国 9\n人 3"), Some("\u{feff}国人")).unwrap();
     assert_eq!(jieba.cut("中国人"), ["中国", "人"]);
+}
+
+/// The tokenizers of words are given the files of one another and of others, and jieba's own
+/// dictionary, whose words have no ids.
+#[test]
+fn vocabularies_of_other_tokenizers_are_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = |name: &str, text: &str| {
+        let path = folder.path().join(name);
+        std::fs::write(&path, text).unwrap();
+        path.to_str().unwrap().to_owned()
+    };
+    let dictionary = file("dict.txt", "中国 5 ns\n人 3 n\n");
+    let bert = file("bert.txt", "[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\na\n");
+    let cpm = file("cpm.txt", "<unk>\n<eod>\n中\n");
+    let gpt2 = file("gpt2.json", r#"{"!": 0, "<|endoftext|>": 1}"#);
+    let model = format!("{GOLDEN}/../sentencepiece/bpe.model");
+    let json = format!("{GOLDEN}/../tokenizers/gpt2.json");
+    let (of_hf, of_sentencepiece) = ("a Hugging Face tokenizer.json", "a SentencePiece model");
+    let check = |kind: &str, vocab: &str, expected: &str| {
+        let (kind, vocab_file) = (kind.to_owned(), Some(vocab.to_owned()));
+        let spec = TokenizerSpec { kind, vocab_file, ..TokenizerSpec::default() };
+        let found = open_tokenizer(&spec).unwrap_err().to_string();
+        assert!(found.contains(vocab) && found.contains(expected), "{}: {found}", spec.kind);
+    };
+    for kind in ["encdec", "yuan", "cpm-t5"] {
+        for vocab in [&dictionary, &bert, &gpt2] {
+            check(kind, vocab, "the unknown token '<unk>', found none");
+        }
+    }
+    for kind in ["wordpiece", "bert-cased"] {
+        for vocab in [&dictionary, &cpm, &gpt2] {
+            check(kind, vocab, "the unknown token '[UNK]', found none");
+        }
+    }
+    for vocab in [&dictionary, &gpt2] {
+        check("jieba", vocab, "the unknown token '<unk>' or '[UNK]', found neither");
+    }
+    for kind in ["encdec", "yuan", "cpm-t5", "wordpiece", "bert-cased", "jieba"] {
+        check(kind, &json, of_hf);
+        check(kind, &model, of_sentencepiece);
+    }
+    check("cpm1", &json, of_hf);
+    for vocab in [&dictionary, &bert, &cpm, &gpt2] {
+        check("cpm1", vocab, "");
+    }
 }

@@ -154,3 +154,31 @@ fn missing_targets_are_reported() {
         }
     }
 }
+
+/// An endpoint without a scheme, one with a secret, and files without certificates.
+#[test]
+fn variables_of_aws_are_checked() {
+    let folder = tempfile::tempdir().unwrap();
+    let text = folder.path().join("notes.txt");
+    std::fs::write(&text, "-----BEGIN CERTIFICATE-----\nno base64 !\n-----END CERTIFICATE-----\n")
+        .unwrap();
+    let (text, absent) = (text.to_str().unwrap(), folder.path().join("absent.pem"));
+    // Nothing listens there.
+    let (plain, own) = ("s3://b/a?tries=1", "s3://b/a?tries=1&endpoint=https://127.0.0.1:1");
+    for (url, name, value, expected) in [
+        (plain, "AWS_ENDPOINT_URL_S3", "h:80", "expected http:// or https://, found 'h:80'"),
+        (plain, "AWS_ENDPOINT_URL", "https://key:guessed@h", "must not contain credentials"),
+        (own, "AWS_CA_BUNDLE", text, "expected a file with certificates in ca= or AWS_CA_BUNDLE"),
+        (own, "AWS_CA_BUNDLE", absent.to_str().unwrap(), "absent.pem"),
+    ] {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_feedline"));
+        command.args(["inspect", url]);
+        for other in ["AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_CA_BUNDLE"] {
+            command.env_remove(other);
+        }
+        let output = command.env(name, value).output().unwrap();
+        let err = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{name}: {err}");
+        assert!(err.contains(expected) && !err.contains("guessed"), "{name}: {err}");
+    }
+}

@@ -287,6 +287,26 @@ fn hosts_rendezvous_in_a_folder_and_the_first_reports() {
     refused(&output, "expected --process I/N or srun", folder.path());
 }
 
+#[test]
+fn numbers_of_slurm_are_checked() {
+    let (folder, meet) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let at = format!("--rendezvous={}", name(meet.path()));
+    for (variables, expected) in [
+        ([("SLURM_PROCID", "2"), ("SLURM_NTASKS", "2")], "2/2: expected I below N"),
+        ([("SLURM_PROCID", "0"), ("SLURM_NTASKS", "2(x3)")], "expected --process I/N or srun"),
+        ([("SLURM_PROCID", "-1"), ("SLURM_NTASKS", "2")], "expected --process I/N or srun"),
+    ] {
+        let output = command(&[name(folder.path())], &[&at]).envs(variables).output().unwrap();
+        refused(&output, expected, folder.path());
+    }
+    for variable in ["SLURM_JOB_ID", "SLURM_STEP_ID"] {
+        let mut command = command(&[name(folder.path())], &[&at, "--process=0/2"]);
+        let output = command.env(variable, "../../7").output().unwrap();
+        refused(&output, "../../7", folder.path());
+    }
+    nothing_in(meet.path());
+}
+
 /// If one of two hosts is interrupted, both end, and no file stays in the target or the rendezvous.
 #[test]
 fn interrupted_host_stops_all_hosts() {

@@ -241,3 +241,18 @@ fn failing_fio_is_omitted() {
     assert!(notes(target).contains("Operation not permitted"), "{}", notes(target));
     assert_eq!(calls.len(), 1, "{calls:?}");
 }
+
+/// Another program with the name fio, and a version whose report has other keys.
+#[test]
+fn answers_of_another_fio_are_not_believed() {
+    for (answer, expected) in [
+        ("echo done", "expected JSON"),
+        ("echo '{\"jobs\":[{\"read\":{\"bw_mib\":5}}]}'", "no bw_bytes for read"),
+    ] {
+        let (report, calls) = beside(answer);
+        let target = &report["targets"][0];
+        assert_eq!(target["peers"].as_array().unwrap().len(), 0);
+        assert!(notes(target).contains(expected), "{}", notes(target));
+        assert_eq!(calls.len(), 1, "{calls:?}");
+    }
+}

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use crate::common::{PATIENCE, ranks, stores};
-use bridge::dist::{Group, GroupOptions, Reduce, Store, ranks_text};
+use bridge::dist::{Group, GroupOptions, Listen, Reduce, Store, ranks_text};
 use bridge::{Error, norms, runtime};
 use tch::{Device, Kind, Tensor};
 
@@ -215,6 +215,16 @@ fn one_rank_forms_a_group() {
     group.all_reduce(&mut tensor, Reduce::Sum).unwrap();
     group.monitored_barrier("alone", PATIENCE).unwrap();
     assert_eq!(values(&tensor), [3, 4]);
+}
+
+#[test]
+fn an_unknown_interface_is_an_error() {
+    let store = Store::serve("127.0.0.1", 0, PATIENCE).unwrap();
+    for name in ["absent0", "", "lo\0"] {
+        let options =
+            GroupOptions { timeout: PATIENCE, listen: Listen::Interface(name.to_owned()) };
+        assert!(Group::gloo(&store, "dp[0]", 0, &[0], &options).is_err(), "{name:?}");
+    }
 }
 
 /// Addresses on which this process listens for TCP, as `/proc` has them: hexadecimal, and the port.

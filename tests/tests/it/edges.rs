@@ -6,7 +6,7 @@
 use std::collections::BTreeSet;
 
 use syn::visit::{self, Visit};
-use syn::{Expr, ItemConst, ItemEnum, Lit};
+use syn::{Expr, ExprCall, ItemConst, ItemEnum, ItemStruct, Lit, LitCStr};
 
 use crate::reference::environment_names;
 use crate::tidy::{Source, assert_caught, assert_none, read, sources};
@@ -14,13 +14,25 @@ use crate::tidy::{Source, assert_caught, assert_none, read, sources};
 const PAGE: &str = "docs/internals/edges.md";
 
 /// Enums of which each variant is an edge: the file, the enum, and its name on the page.
-const ENUMS: [(&str, &str, &str); 5] = [
+const ENUMS: [(&str, &str, &str); 7] = [
     ("indexed/src/formats/mod.rs", "Format", "tokens"),
     ("preprocess/src/input/discover.rs", "Format", "input"),
     ("preprocess/src/input/codec.rs", "Codec", "codec"),
     ("recipe/src/import/mod.rs", "ConfigFormat", "recipe"),
+    ("recipe/src/import/launch.rs", "Launcher", "launcher"),
     ("ckpt/src/convert/import.rs", "Format", "checkpoint"),
+    ("storage/src/base/remote_error.rs", "RemoteErrorKind", "answer"),
 ];
+
+/// Settings of which each field with the name of a file is an edge: the file and the struct.
+const STRUCTS: [(&str, &str); 3] = [
+    ("preprocess/src/tokenizer/mod.rs", "TokenizerSpec"),
+    ("preprocess/src/objective/sentences.rs", "SentenceSpec"),
+    ("preprocess/src/clean/options.rs", "UrlOptions"),
+];
+
+/// How fields end that name a file.
+const FILE_FIELDS: [&str; 4] = ["file", "dict", "model", "params"];
 
 /// Texts that list the names of edges: the file, how the text starts, and its name on the page.
 const LISTS: [(&str, &str, &str); 2] = [
@@ -31,14 +43,18 @@ const LISTS: [(&str, &str, &str); 2] = [
 /// Modules of the package that have no framework on their other side.
 const OWN_MODULES: [&str; 3] = ["ckpt", "errors", "verbs"];
 
+/// A program of our own, and one that is started for its effect alone.
+const OWN_PROGRAMS: [&str; 2] = ["preprocess", "sh"];
+
 /// How variables start that only our own programs set: for themselves, for OpenMP and for NCCL.
-const OWN_VARIABLES: [&str; 5] = ["FEEDLINE_", "GOMP_", "OMP_WAIT_", "TORCH_FR_", "TORCH_NCCL_"];
+const OWN_VARIABLES: [&str; 6] =
+    ["FEEDLINE_", "GOMP_", "LOCAL_WORLD_SIZE", "OMP_WAIT_", "TORCH_FR_", "TORCH_NCCL_"];
 
 #[test]
 fn every_edge_has_a_row() {
     let all = sources(&["rs", "py", "cpp"]);
     let edges = edges(&all);
-    assert!(edges.len() > 60, "the list of edges is broken: {edges:?}");
+    assert!(edges.len() > 120, "the list of edges is broken: {edges:?}");
     let page = read(PAGE);
     assert_none(&without_row(&edges, &page));
     assert_none(&of_nothing(&edges, &page));
@@ -59,9 +75,16 @@ fn an_edge_without_a_row_is_named() {
     assert_caught(&without_test(page, &file("fn d() {}")));
     assert_caught(&without_test("| `tokens NanoGpt` | its header | none |\n", &file("fn c() {}")));
     assert_caught(&without_test("| `tokens NanoGpt` |  | `a/b.rs::c` |\n", &file("fn c() {}")));
-    let new = "pub enum Format { Old, /// Documented.\n New }";
+    let new = "pub enum Format { Auto, Old, /// Documented.\n New, Other }";
     let found = variants(new, "Format", "tokens");
     assert_eq!(found, ["tokens New", "tokens Old"].map(str::to_owned).into());
+    let new = "pub struct Spec { pub kind: String, pub user_dict: Option<String>, file: String }";
+    let expected = ["setting Spec.file", "setting Spec.user_dict"].map(str::to_owned);
+    assert_eq!(file_fields(new, "Spec"), expected.into());
+    let new = "fn go() { process::Command::new(\"lfs\"); read(c\"user.a\"); read(c\"a/b\"); }\n\
+               #[cfg(test)]\nmod tests { fn go() { Command::new(\"sleep\"); } }";
+    let expected = ["attribute user.a", "program lfs"].map(str::to_owned);
+    assert_eq!(called(new), expected.into());
     let list = "const NAMES: &str = \"one, two or \\\n   three\";";
     let expected = ["kind one", "kind three", "kind two"].map(str::to_owned);
     assert_eq!(listed(list, "one, ", "kind"), expected.into());
@@ -80,6 +103,17 @@ fn edges(all: &[Source]) -> BTreeSet<String> {
         assert!(!of_one.is_empty(), "{file} has no text that starts with '{start}'");
         found.extend(of_one);
     }
+    for (file, name) in STRUCTS {
+        let of_one = file_fields(&read(file), name);
+        assert!(!of_one.is_empty(), "{file} has no struct {name} with a file");
+        found.extend(of_one);
+    }
+    let is_code = |path: &str| {
+        path.contains("/src/") && !path.contains("/testing/") && !path.contains("tests")
+    };
+    for (_, text) in all.iter().filter(|(path, _)| path.ends_with(".rs") && is_code(path)) {
+        found.extend(called(text));
+    }
     found.extend(all.iter().filter_map(|(path, _)| {
         let module = path.strip_prefix("python/python/feedline/")?.strip_suffix(".py")?;
         let is_socket = !module.starts_with('_') && !OWN_MODULES.contains(&module);
@@ -91,7 +125,7 @@ fn edges(all: &[Source]) -> BTreeSet<String> {
     found
 }
 
-/// The variants of an enum, without `Auto`, which chooses among the others.
+/// The variants of an enum, without `Auto`, which chooses among them, and `Other`, which is none.
 fn variants(text: &str, name: &str, kind: &str) -> BTreeSet<String> {
     struct Variants<'a>(&'a str, Vec<String>);
     impl<'ast> Visit<'ast> for Variants<'_> {
@@ -103,8 +137,64 @@ fn variants(text: &str, name: &str, kind: &str) -> BTreeSet<String> {
     }
     let mut found = Variants(name, Vec::new());
     found.visit_file(&syn::parse_file(text).unwrap());
-    let chosen = found.1.iter().filter(|variant| *variant != "Auto");
+    let chosen = found.1.iter().filter(|it| !["Auto", "Other"].contains(&it.as_str()));
     chosen.map(|variant| format!("{kind} {variant}")).collect()
+}
+
+/// The fields of a struct that name a file.
+fn file_fields(text: &str, name: &str) -> BTreeSet<String> {
+    struct Fields<'a>(&'a str, Vec<String>);
+    impl<'ast> Visit<'ast> for Fields<'_> {
+        fn visit_item_struct(&mut self, item: &'ast ItemStruct) {
+            if item.ident == self.0 {
+                let names = item.fields.iter().filter_map(|field| field.ident.as_ref());
+                self.1.extend(names.map(ToString::to_string));
+            }
+        }
+    }
+    let mut found = Fields(name, Vec::new());
+    found.visit_file(&syn::parse_file(text).unwrap());
+    let is_file = |field: &&String| {
+        let last = field.rsplit('_').next().unwrap_or_default();
+        FILE_FIELDS.contains(&last)
+    };
+    let files = found.1.iter().filter(is_file);
+    files.map(|field| format!("setting {name}.{field}")).collect()
+}
+
+/// Programs that are started by a fixed name, and attributes of files that are read. Code of unit
+/// tests, which is last in a file, does not count.
+fn called(text: &str) -> BTreeSet<String> {
+    struct Calls(BTreeSet<String>);
+    impl<'ast> Visit<'ast> for Calls {
+        fn visit_expr_call(&mut self, call: &'ast ExprCall) {
+            if let Expr::Path(function) = &*call.func
+                && let Some(Expr::Lit(literal)) = call.args.first()
+                && let Lit::Str(program) = &literal.lit
+            {
+                let path: Vec<_> =
+                    function.path.segments.iter().map(|part| part.ident.to_string()).collect();
+                let name = program.value();
+                if path.ends_with(&["Command".to_owned(), "new".to_owned()])
+                    && !OWN_PROGRAMS.contains(&name.as_str())
+                {
+                    self.0.insert(format!("program {name}"));
+                }
+            }
+            visit::visit_expr_call(self, call);
+        }
+        fn visit_lit_cstr(&mut self, text: &'ast LitCStr) {
+            let name = text.value().to_string_lossy().into_owned();
+            let is_attribute = |char: char| char.is_ascii_lowercase() || char == '.';
+            if name.contains('.') && name.chars().all(is_attribute) {
+                self.0.insert(format!("attribute {name}"));
+            }
+        }
+    }
+    let code = text.split("#[cfg(test)]\nmod tests {").next().unwrap_or_default();
+    let mut found = Calls(BTreeSet::new());
+    found.visit_file(&syn::parse_file(code).unwrap());
+    found.0
 }
 
 /// The names in a text such as `a, b or c` or `a=X, b=Y`.

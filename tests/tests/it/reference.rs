@@ -199,7 +199,8 @@ pub(crate) fn environment_names((path, text): &Source) -> impl Iterator<Item = S
         let upper = |char: char| char.is_ascii_uppercase() || char.is_ascii_digit() || char == '_';
         (starts || alone.contains(text)) && text.chars().all(upper)
     };
-    let is_program = (path.contains("/src/") || path.contains("/shim/"))
+    let folders = ["/src/", "/shim/", "python/python/"];
+    let is_program = folders.iter().any(|folder| path.contains(folder))
         && !path.starts_with("tests/")
         && !path.contains("/testing/");
     let text = if is_program { text.as_str() } else { "" };

@@ -55,7 +55,8 @@ impl Import {
             Format::Megatron => megatron::open(url),
             Format::DeepSpeed => deepspeed::open(url),
         }?;
-        if import.made.is_empty() {
+        // A file of safetensors may be empty.
+        if import.made.is_empty() && format != Format::HuggingFace {
             let expected = "the tensors of a checkpoint";
             return Err(unfit(import.source.display(), "no tensor".to_owned(), expected));
         }

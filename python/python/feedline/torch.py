@@ -195,7 +195,7 @@ class Loader(IterableDataset[dict[str, torch.Tensor]]):
 
         Lightning 2.6 loads states of loaders when it sets them up. A model whose
         ``configure_optimizers`` reads ``trainer.estimated_stepping_batches`` sets them up before
-        the states are read.
+        the states are read. It does not load them at the end of an epoch either.
         """
         loop = _lightning_loop()
         if loop is None or _lightning_evaluates():
@@ -204,6 +204,8 @@ class Loader(IterableDataset[dict[str, torch.Tensor]]):
         if states and any(each is self for each in loaders.flattened):
             loop._combined_loader_states_to_load = []
             loaders._load_state_dicts(states)
+            iter(self.loader)  # the end of an epoch is the start of the next one
+            self._consumed = self.loader.samples_consumed
         elif states or not (self._is_placed or loop.epoch_loop.batch_progress.current.ready == 0):
             raise ValueError(
                 "cannot resume a fit of Lightning: expected the state of its loader, found none "

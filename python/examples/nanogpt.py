@@ -5,7 +5,7 @@
 
 import os
 import sys
-from functools import partial
+from itertools import islice
 
 import torch
 from demo_corpus import corpus_prefix, output_folder
@@ -29,29 +29,31 @@ if settings.get("init_from") == "resume":
     iter_num = checkpoint["iter_num"]
 
 # A place in the order is a number of samples; the loop asks for one batch more than it trains on.
-begins = {"train": iter_num * accumulation * batch_size, "valid": 0}
+batch = {"micro_batch_size": batch_size}
+begin = {"samples_consumed": iter_num * accumulation * batch_size}
 data = {"sequence_length": block_size, "split": "95,5,0"}
-samples = {split: feedline.open(corpus, index_split=split, **data) for split in begins}  # feedline
-load = partial(feedline.torch.Loader, micro_batch_size=batch_size)  # feedline
-feed = {split: load(samples[split], samples_consumed=begins[split]) for split in begins}  # feedline
+parts = [feedline.open(corpus, index_split=each, **data) for each in ("train", "valid")]  # feedline
+feed = feedline.torch.Loader(parts[0], **batch, **begin)  # feedline
+held_out = feedline.torch.Batches(parts[1], **batch)  # feedline
 
 
-def get_batch(split):
-    batch = next(feed[split])  # feedline
+def get_batch():
+    batch = next(feed)  # feedline
     return batch["tokens"].to(device), batch["labels"].to(device)
 
 
 @torch.no_grad()
 def estimate_loss():
-    losses = [mean_loss(model(x), y) for x, y in (get_batch("valid") for _ in range(eval_iters))]
+    batches = islice(held_out, eval_iters)  # the same batches each time
+    losses = [mean_loss(model(batch["tokens"]), batch["labels"]) for batch in batches]
     return torch.stack(losses).mean().item()
 
 
-x, y = get_batch("train")
+x, y = get_batch()
 while iter_num < max_iters:
     for _ in range(accumulation):
         loss = mean_loss(model(x), y) / accumulation
-        x, y = get_batch("train")
+        x, y = get_batch()
         loss.backward()
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)

@@ -228,8 +228,33 @@ def test_documents_restart(corpus):
         np.testing.assert_array_equal(batch["loss_mask"][row], batch["tokens"][row] != eod)
     offsets = batch["cu_seqlens"]
     assert offsets[0] == 0 and offsets[-1] == 6 * SEQUENCE and (np.diff(offsets) > 0).all()
-    of_rows = [sample["cu_seqlens"] for sample in dataset.__getitems__(range(6))]
-    assert all(each[0] == 0 and each[-1] == SEQUENCE for each in of_rows)
+    for row in range(6):
+        of_row = dataset.read([row])["cu_seqlens"]
+        assert of_row[0] == 0 and of_row[-1] == SEQUENCE
+        inside = offsets[(offsets >= row * SEQUENCE) & (offsets <= (row + 1) * SEQUENCE)]
+        np.testing.assert_array_equal(of_row, inside - row * SEQUENCE)
+
+
+def test_an_item_has_the_same_arrays_however_it_is_read(corpus):
+    """Offsets of documents differ in length from item to item, so no caller could stack them."""
+    dataset = opened(corpus, tokenizer="gpt2", reset_at_document=True)
+    batch = dataset.read(range(6))
+    names = set(batch) - {"cu_seqlens"}
+    assert set(batch) > names
+    for row, sample in enumerate(dataset.__getitems__(range(6))):
+        assert set(sample) == set(dataset[row]) == names
+        for name in names:
+            np.testing.assert_array_equal(sample[name], batch[name][row])
+            np.testing.assert_array_equal(dataset[row][name], batch[name][row])
+
+
+@pytest.mark.parametrize("option", [{"objective": "sentence"}, {"on_bad_line": "ignore"}])
+def test_an_unknown_choice_of_preprocess_is_refused(tmp_path, option):
+    (tmp_path / "a.jsonl").write_text('{"text": "a"}\n')
+    name, value = next(iter(option.items()))
+    with pytest.raises(ValueError, match=f"expected {name} as one of .*, found '{value}'"):
+        feedline.preprocess(tmp_path / "a.jsonl", tmp_path / "out", progress=False, **option)
+    assert [each.name for each in tmp_path.iterdir()] == ["a.jsonl"]
 
 
 def test_a_pickled_dataset_is_reopened(corpus):

@@ -54,3 +54,18 @@ def test_the_package_page_has_the_tested_releases():
     assert len(found) == 8
     for name, first, last in found:
         assert newest[names.get(name, name)] == (last or first), name
+
+
+FRAMEWORKS = "torch torchdata Lightning HF_Trainer accelerate Megatron torchtitan Grain".split()
+PARTS = ["first loop", "second loop", "evaluation", "workers", "resume", "ranks"]
+LOOP = re.compile(r"\| ([\w ]+) \| ([a-z ]+) \| ([^|]+) \| `(\w+)` \|")
+
+
+def test_each_cell_of_the_table_of_loops_has_a_test():
+    page = (ROOT / "docs/reference/frameworks.md").read_text()
+    rows = LOOP.findall(page.split("## Loops")[1].split("\n## ")[0])
+    cells = [(framework.replace("_", " "), part) for framework in FRAMEWORKS for part in PARTS]
+    assert [(framework, part) for framework, part, _, _ in rows] == cells
+    sources = (ROOT / "python/tests/sockets").glob("test_*.py")
+    tests = set(re.findall(r"^def test_(\w+)\(", "".join(map(pathlib.Path.read_text, sources)), re.M))
+    assert {test for _, _, _, test in rows} - tests == set()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import json
+import logging
 import numbers
 import operator
 import os
@@ -12,7 +13,7 @@ import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, Self, SupportsIndex, TypeAlias
 
-from feedline import _feedline
+from feedline import _feedline, _ranks
 from feedline.errors import OtherDataError
 from feedline.tokens import INTEGER_MAX, Tokenizer, Url, integer_of, split_spec, text_of
 
@@ -32,6 +33,8 @@ PREFETCH_BYTES = 512 << 20
 COUNT_MAX = (1 << 32) - 1
 # Flat arrays of a batch: the first offset of each document, over all rows.
 OFFSETS = ("cu_seqlens", "enc_cu_seqlens", "dec_cu_seqlens")
+
+_log = logging.getLogger("feedline.loader")
 
 
 def open(
@@ -164,6 +167,8 @@ class Dataset:
     ``labels``, ``position_ids`` (int64) and ``loss_mask`` (float32) of the shape
     ``[sequence_length]``. T5 and CPM-2: ``text_enc``, ``text_dec``, ``labels``, ``loss_mask`` and
     masks. BERT: ``text``, ``types``, ``labels``, ``loss_mask``, ``padding_mask``, ``is_random``.
+    Arrays of one name have the same shape in all samples, so that any caller can stack them. Where
+    documents restart, `read` and `Loader` have their offsets, too: ``cu_seqlens``.
 
     It may be pickled and used after ``fork``: it is reopened there.
     """
@@ -193,19 +198,13 @@ class Dataset:
         Raises:
             IndexError: There is no such sample.
         """
-        place = self._place(index)
-        return {
-            name: array if name in OFFSETS else array[0]
-            for name, array in self._core_of_process.read([place]).items()
-        }
+        return self.__getitems__([index])[0]
 
     def __getitems__(self, indices: Sequence[int]) -> list[Arrays]:
         """Several samples in one read. torch's ``DataLoader`` calls it for a batch."""
         batch = self.read(indices)
-        return [
-            {name: _row(name, array, row, batch) for name, array in batch.items()}
-            for row in range(len(indices))
-        ]
+        names = [name for name in batch if name not in OFFSETS]
+        return [{name: batch[name][row] for name in names} for row in range(len(indices))]
 
     _getitems = __getitems__  # Grain's name for it
 
@@ -274,6 +273,9 @@ class Loader:
     number of batches may be kept. ``position_ids`` are one array for all batches, unless documents
     restart them. The end of the run is dropped if it is too short for a batch of every rank.
 
+    A loop continues where the last one stopped. After the last batch, a new loop starts again at
+    the first sample.
+
     Its whole state is the number of samples that all ranks together have consumed: a run continues
     with another number of ranks, another batch size or another store. No worker processes are
     needed, and resuming reads nothing.
@@ -283,14 +285,17 @@ class Loader:
         micro_batch_size: Samples of a batch.
         data_parallel_rank: This rank, among those that read different samples.
         data_parallel_size: How many these are. Each chunk of ``micro_batch_size *
-            data_parallel_size`` samples is divided among them as Megatron's sampler does.
+            data_parallel_size`` samples is divided among them as Megatron's sampler does. Default
+            of both: those of torch's process group at the first batch, if all its ranks read
+            different samples; in one process 0 and 1.
         samples_consumed: Where to start.
         prefetch_seconds: How long the training loop could continue without further reads.
         prefetch_bytes: The most memory for that.
         timeout: Seconds after which a wait for a batch raises `StalledError`.
 
     Raises:
-        ValueError: An argument is out of its range.
+        ValueError: An argument is out of its range, or only one of the rank and the size is given.
+            At the first use: neither is given, and processes of the run may share samples.
     """
 
     def __init__(
@@ -298,8 +303,8 @@ class Loader:
         dataset: Dataset,
         *,
         micro_batch_size: int,
-        data_parallel_rank: int = 0,
-        data_parallel_size: int = 1,
+        data_parallel_rank: int | None = None,
+        data_parallel_size: int | None = None,
         samples_consumed: int = 0,
         prefetch_seconds: float = 60.0,
         prefetch_bytes: int = PREFETCH_BYTES,
@@ -309,24 +314,72 @@ class Loader:
             return integer_of(value, name, "load batches", minimum=minimum, maximum=maximum)
 
         self.dataset = dataset
-        self._core = _feedline.Loader(
-            dataset._core_of_process,
-            integer("micro_batch_size", micro_batch_size, 1),
-            integer("data_parallel_rank", data_parallel_rank, 0),
-            integer("data_parallel_size", data_parallel_size, 1),
-            integer("samples_consumed", samples_consumed, 0, INTEGER_MAX),
+        self._options = (
             prefetch_seconds,
             integer("prefetch_bytes", prefetch_bytes, 0, INTEGER_MAX),
             timeout,
         )
-        self._process = os.getpid()
+        self._micro_batch_size = integer("micro_batch_size", micro_batch_size, 1)
+        # Ranks that are not given are known when the processes of the run have met.
+        rank, size = 0, 1
+        if data_parallel_rank is not None:
+            rank = integer("data_parallel_rank", data_parallel_rank, 0)
+        if data_parallel_size is not None:
+            size = integer("data_parallel_size", data_parallel_size, 1)
+        self._has_ranks = data_parallel_rank is not None
+        if self._has_ranks != (data_parallel_size is not None):
+            raise ValueError(
+                "cannot load batches: expected both or neither of data_parallel_rank and "
+                f"data_parallel_size, found {data_parallel_rank} and {data_parallel_size}"
+            )
+        # Whether no batch was returned since the start, or since a state was loaded.
+        self._is_fresh = True
+        self._open(rank, size, integer("samples_consumed", samples_consumed, 0, INTEGER_MAX))
         _live.add(self)
+
+    def _open(self, rank: int, size: int, consumed: int) -> None:
+        self._ranks = rank, size
+        core, micro = self.dataset._core_of_process, self._micro_batch_size
+        self._core = _feedline.Loader(core, micro, rank, size, consumed, *self._options)
+        self._process = os.getpid()
+
+    def _divide(self) -> None:
+        """Takes the ranks that were not given from this process."""
+        if not self._has_ranks and (found := _ranks.of_process()) != self._ranks:
+            self._open(*found, self._core.samples_consumed)
 
     def __len__(self) -> int:
         """Batches of the whole run, not only the remaining ones."""
+        self._divide()
         return len(self._core)
 
     def __iter__(self) -> Self:
+        """Returns itself. After the last batch it starts again at the first sample.
+
+        If no batch was read since that place was given or loaded, it logs a warning: the run of the
+        state may have been complete.
+
+        Raises:
+            ValueError: There are too few samples for a batch of every rank.
+        """
+        self._divide()
+        count, of_all = len(self.dataset), self._micro_batch_size * self._ranks[1]
+        consumed = self._core.samples_consumed
+        if count < of_all:
+            raise ValueError(
+                f"cannot load batches: expected at least {of_all} samples, a batch of every rank, "
+                f"found {count}"
+            )
+        if consumed + of_all > count:
+            if self._is_fresh:
+                _log.warning(
+                    "loader: the given place is the end, after %d of %d samples; this loop starts "
+                    "again at the first sample",
+                    consumed,
+                    count,
+                )
+            self._core.samples_consumed = 0
+            self._is_fresh = True
         return self
 
     def __next__(self) -> Arrays:
@@ -338,6 +391,9 @@ class Loader:
             CorruptError: The bytes differ from their checksum.
             ClosedError: The loader was closed.
         """
+        if self._is_fresh or (self._ranks[1] == 1 and _ranks.of_group()[1] > 1):
+            self._divide()
+            self._is_fresh = False
         batch = self._core.next_batch()
         if batch is None:
             raise StopIteration
@@ -372,6 +428,7 @@ class Loader:
         self._core.samples_consumed = integer_of(
             consumed, "samples_consumed", "load the state of a loader"
         )
+        self._is_fresh = True
 
     def metrics(self) -> dict[str, Any]:
         """Counters since the first batch: bytes, requests, waits, prefetched samples."""
@@ -380,6 +437,7 @@ class Loader:
 
     def close(self) -> None:
         """Ends the threads and frees the memory. Existing arrays stay valid."""
+        self._has_ranks = True  # it must not be opened again for others
         self._core.close()
 
     def __enter__(self) -> Self:
@@ -411,15 +469,6 @@ def _close_all() -> None:
 
 def _again(label: str, arguments: dict[str, Any]) -> Dataset:
     return Dataset(_label=label, **arguments)
-
-
-def _row(name: str, array: Any, row: int, batch: Arrays) -> Any:
-    if name not in OFFSETS:
-        return array[row]
-    rows = next(each for each in batch if each not in OFFSETS)
-    length = batch["text_dec" if name.startswith("dec") else rows].shape[1]
-    of_row = (array >= row * length) & (array <= (row + 1) * length)
-    return array[of_row] - row * length
 
 
 def _check_state(state: Any) -> None:

@@ -80,7 +80,8 @@ class DataLoader(BaseDataLoader):
     documents, which torchtitan omits.
 
     The state is part of torchtitan's checkpoints and loads into any number of ranks. A second loop
-    continues where the first ended.
+    continues where the first ended; at the end of the samples it is empty, with a warning, as that
+    of torchtitan's own loaders.
 
     Raises:
         ValueError: There is no ``dataset_path``, a setting is out of its range or not known, the
@@ -162,6 +163,11 @@ class DataLoader(BaseDataLoader):
         while (batch := self._next()) is not None:
             labels = batch["labels"].masked_fill_(batch["loss_mask"] == 0, IGNORE_INDEX)
             yield {"input": batch["tokens"], "positions": batch["position_ids"]}, labels
+        consumed, count = self.samples_consumed, len(self.loader.dataset)
+        logger.warning(
+            f"feedline: the samples have ended, after {consumed} of {count}; later loops are empty "
+            "(infinite=True starts again)"
+        )
 
     def _next(self) -> dict[str, torch.Tensor] | None:
         batch = next(self.loader, None)

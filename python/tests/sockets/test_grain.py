@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import sys
+from types import ModuleType, SimpleNamespace
 
 import grain.python as grain
 import numpy as np
@@ -47,6 +50,41 @@ def test_a_state_of_two_ranks_continues_in_one(dataset: feedline.Dataset) -> Non
     one = iter(feedline.grain.Batches(dataset, micro_batch_size=4))
     one.set_state(iterator.get_state())
     assert np.array_equal(next(one)["tokens"], dataset.read(range(40, 44))["tokens"])
+
+
+def test_each_loop_starts_at_the_first_batch(dataset: feedline.Dataset) -> None:
+    batches = feedline.grain.Batches(dataset, micro_batch_size=4)
+    whole = dataset.read(range(200))["tokens"]
+    for count in (2, 2, 50, 50):
+        tokens = [batch["tokens"] for batch in itertools.islice(batches, count)]
+        assert np.array_equal(np.concatenate(tokens), whole[: count * 4])
+
+
+def test_several_processes_of_jax_without_ranks_are_refused(
+    dataset: feedline.Dataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the two functions of JAX that are called; the pinned packages have no JAX."""
+    jax = ModuleType("jax")
+    is_initialized = True
+    jax.distributed = SimpleNamespace(is_initialized=lambda: is_initialized)  # type: ignore[attr-defined]
+    jax.process_count = lambda: 2  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "jax", jax)
+    with pytest.raises(ValueError, match=r"found 2 processes of JAX \(hint: jax.process_index"):
+        next(iter(feedline.grain.Batches(dataset, micro_batch_size=4)))
+    ranks = {"data_parallel_rank": 1, "data_parallel_size": 2}
+    second = next(iter(feedline.grain.Batches(dataset, micro_batch_size=4, **ranks)))
+    assert np.array_equal(second["tokens"], dataset.read(range(4, 8))["tokens"])
+    is_initialized = False
+    first = next(iter(feedline.grain.Batches(dataset, micro_batch_size=4)))
+    assert np.array_equal(first["tokens"], dataset.read(range(4))["tokens"])
+
+
+def test_workers_of_grain_are_refused(dataset: feedline.Dataset) -> None:
+    """Each would return every batch."""
+    options = grain.MultiprocessingOptions(num_workers=2)
+    batches = feedline.grain.Batches(dataset, micro_batch_size=4).mp_prefetch(options)
+    with pytest.raises(ValueError, match="Cannot slice .*feedline.grain.Batches"):
+        next(iter(batches))
 
 
 def test_transformations_keep_the_state(dataset: feedline.Dataset) -> None:

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import lightning
+import loader_ranks
 import pytest
 import torch
 from lightning.fabric.utilities.types import _Stateful
 from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.loops import evaluation_loop, fit_loop
 from lightning.pytorch.loops.fetchers import _PrefetchDataFetcher
 from lightning.pytorch.utilities.combined_loader import CombinedLoader
 from protocols import assert_known, parameters_of
+from torch.utils.data import DataLoader
 
 import feedline
 import feedline.torch
@@ -124,7 +128,129 @@ def test_a_fit_that_was_stopped_can_be_extended(corpus: str, tmp_path: Path) -> 
     assert torch.equal(torch.stack(first.seen + rest.seen), tokens_of(corpus))
 
 
+class Scheduled(Model):
+    """Reads the number of steps before states are loaded, as schedules with warm-up do."""
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        assert self.trainer.estimated_stepping_batches == STEPS
+        return super().configure_optimizers()
+
+
+class Validated(Model):
+    """Records the batches of each validation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.validations: list[list[torch.Tensor]] = []
+
+    def on_validation_epoch_start(self) -> None:
+        self.validations.append([])
+
+    def validation_step(self, batch: dict[str, torch.Tensor], index: int) -> None:
+        self.validations[-1].append(batch["tokens"].clone())
+
+
+def loader_of(corpus: str, kind: Any = feedline.torch.Loader) -> Any:
+    samples = feedline.open(corpus, sequence_length=32, num_samples=48, cache=False)
+    return kind(samples, micro_batch_size=4)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_state_that_lightning_does_not_load_is_loaded(
+    corpus: str, tmp_path: Path, whole: tuple[Model, Path]
+) -> None:
+    """``estimated_stepping_batches`` sets up the loaders before the states are read."""
+    model, folder = whole
+    rest = Scheduled()
+    checkpoint = folder / "step=5.ckpt"
+    fitted = trainer(tmp_path)
+    fitted.fit(rest, datamodule=Data(corpus), ckpt_path=checkpoint, weights_only=False)
+    assert torch.equal(torch.stack(rest.seen), tokens_of(corpus)[5:])
+    assert rest.losses == model.losses[5:]
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("kind", [feedline.torch.Loader, feedline.torch.Batches])
+def test_a_resumed_fit_without_the_state_of_its_loader_is_refused(
+    corpus: str, tmp_path: Path, kind: Any
+) -> None:
+    """Neither has a state in Lightning, so the fit would train again on the first batches."""
+
+    def wrapped() -> Any:
+        batches = loader_of(corpus, kind)
+        return DataLoader(batches, batch_size=None) if kind is feedline.torch.Loader else batches
+
+    saved = ModelCheckpoint(tmp_path, filename="{step}", every_n_train_steps=5, save_top_k=-1)
+    trainer(tmp_path, callbacks=[saved], enable_checkpointing=True).fit(Model(), wrapped())
+    rest = Model()
+    with pytest.raises(ValueError, match="cannot resume a fit of Lightning: .*without a DataLoader"):
+        trainer(tmp_path).fit(
+            rest, wrapped(), ckpt_path=tmp_path / "step=5.ckpt", weights_only=False
+        )
+    assert not rest.seen
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_second_epoch_has_all_batches(corpus: str, tmp_path: Path) -> None:
+    tokens = tokens_of(corpus)
+    saved = ModelCheckpoint(tmp_path, filename="{epoch}", save_top_k=-1)
+    model = Model()
+    fitted = trainer(tmp_path, max_epochs=3, callbacks=[saved], enable_checkpointing=True)
+    fitted.fit(model, loader_of(corpus))
+    assert torch.equal(torch.stack(model.seen), torch.cat([tokens] * 3))
+    # The state is that of the end of the first epoch.
+    assert state_of(tmp_path / "epoch=0.ckpt")["samples_consumed"] == 48
+    rest = Model()
+    again = trainer(tmp_path, max_epochs=3)
+    checkpoint = tmp_path / "epoch=0.ckpt"
+    again.fit(rest, loader_of(corpus), ckpt_path=checkpoint, weights_only=False)
+    assert torch.equal(torch.stack(rest.seen), torch.cat([tokens] * 2))
+    assert rest.losses == model.losses[STEPS:]
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_each_validation_sees_the_same_batches(corpus: str, tmp_path: Path) -> None:
+    tokens = tokens_of(corpus)
+    model = Validated()
+    fitted = trainer(tmp_path, val_check_interval=6)
+    fitted.fit(model, loader_of(corpus), loader_of(corpus, feedline.torch.Batches))
+    assert torch.equal(torch.stack(model.seen), tokens)
+    # Two batches of the sanity check, and two validations.
+    assert [len(each) for each in model.validations] == [2, STEPS, STEPS]
+    assert all(torch.equal(torch.stack(v), tokens[: len(v)]) for v in model.validations)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("checks", [0, 2])
+def test_a_validation_that_would_continue_is_refused(
+    corpus: str, tmp_path: Path, checks: int
+) -> None:
+    model = Validated()
+    fitted = trainer(tmp_path, num_sanity_val_steps=checks)
+    with pytest.raises(ValueError, match="cannot start an evaluation: .*feedline.torch.Batches"):
+        fitted.fit(model, loader_of(corpus), loader_of(corpus))
+    assert not model.seen
+
+
+def test_ranks_of_ddp_read_other_samples(
+    corpus: str, tmp_path: Path, start: Callable[..., Any]
+) -> None:
+    loader_ranks.check(start, corpus, tmp_path, "lightning")
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_worker_of_a_fit_reads_every_batch_once(corpus: str, tmp_path: Path) -> None:
+    model = Model()
+    trainer(tmp_path).fit(model, DataLoader(loader_of(corpus), batch_size=None, num_workers=1))
+    assert torch.equal(torch.stack(model.seen), tokens_of(corpus))
+
+
 def test_lightning_has_the_names_that_are_relied_on() -> None:
+    loops = {name for name in vars(fit_loop._FitLoop) if "combined_loader" in name}
+    assert_known(loops, ["_load_combined_loader_states"], "_FitLoop")
+    assert fit_loop.__name__ == "lightning.pytorch.loops.fit_loop"
+    assert evaluation_loop.__name__ == "lightning.pytorch.loops.evaluation_loop"
+
     methods = {name for name in vars(_Stateful) if not name.startswith("_")}
     assert_known(methods, ["load_state_dict", "state_dict"], "_Stateful")
     states = {name for name in dir(CombinedLoader) if "state_dict" in name}

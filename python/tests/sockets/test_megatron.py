@@ -15,10 +15,11 @@ import re
 import sys
 import types
 from argparse import ArgumentParser, Namespace
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+import loader_ranks
 import megatron.core
 import pytest
 import torch
@@ -409,6 +410,21 @@ def test_two_ranks_resume_as_three(corpora: tuple[str, str], tmp_path: Path) -> 
         consumed = state["samples_consumed"]
         train = external(data_path, tmp_path, consumed_train_samples=consumed)[0]
         assert digest(train) == expected[rank]
+
+
+def test_ranks_of_a_tensor_parallel_group_are_not_guessed(
+    corpus: str, tmp_path: Path, start: Callable[..., Any]
+) -> None:
+    loader_ranks.check(start, corpus, tmp_path, "megatron")
+
+
+def test_loaders_end_and_then_start_again(corpus: str, tmp_path: Path) -> None:
+    """Megatron calls ``next`` alone, so that its runs end."""
+    become_rank(0, 1)
+    train = external([corpus], tmp_path)[0]
+    whole = digest(train)
+    assert next(train, None) is None and next(train, None) is None
+    assert digest(train) == whole
 
 
 def test_validation_resumes_at_consumed_samples(corpus: str, tmp_path: Path) -> None:

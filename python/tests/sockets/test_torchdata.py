@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 
 import pytest
@@ -38,6 +39,30 @@ def test_a_resumed_stream_equals_an_uninterrupted_one(corpus: str, workers: int)
         if workers == 0:
             state = json.loads(json.dumps(state))
     assert torch.equal(torch.stack(found), whole)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_second_loop_is_a_new_epoch(corpus: str, workers: int) -> None:
+    dataset = feedline.open(corpus, sequence_length=32, num_samples=200, cache=False)
+    whole = torch.from_numpy(dataset.read(range(200))["tokens"])
+    loader = make(corpus, workers)
+    for _ in range(2):
+        assert torch.equal(torch.cat([batch["tokens"] for batch in loader]), whole)
+    # A state of the end of an epoch is the start of the next one.
+    again = make(corpus, workers)
+    again.load_state_dict(loader.state_dict())
+    assert torch.equal(torch.cat([batch["tokens"] for batch in again]), whole)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_evaluations_see_the_same_batches(corpus: str, workers: int) -> None:
+    dataset = feedline.open(corpus, sequence_length=32, num_samples=200, cache=False)
+    batches = feedline.torch.Batches(dataset, micro_batch_size=4)
+    whole = torch.from_numpy(dataset.read(range(8))["tokens"])
+    for _ in range(2):
+        loader = StatefulDataLoader(batches, batch_size=None, num_workers=workers)
+        found = [batch["tokens"] for batch in itertools.islice(loader, 2)]
+        assert torch.equal(torch.cat(found), whole)
 
 
 def test_two_workers_are_refused(corpus: str) -> None:

@@ -306,6 +306,17 @@ def test_a_state_of_the_end_starts_the_next_pass(corpus: str, ten: torch.Tensor)
     assert again.state_dict()["samples_consumed"] == 10
 
 
+def test_a_second_loop_is_empty_with_a_warning(
+    corpus: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As that of torchtitan's own loaders, whose trainer then ends the run."""
+    lines: list[str] = []
+    monkeypatch.setattr(feedline.torchtitan.logger, "warning", lines.append)
+    loader = build(corpus, 0, 1, micro=5, num_samples=10)
+    assert [len(list(loader)) for _ in range(2)] == [2, 0]
+    assert len(lines) == 2 and all("the samples have ended, after 10 of 10" in n for n in lines)
+
+
 def test_all_ranks_have_the_same_number_of_batches(corpus: str) -> None:
     for ranks, micro in ((3, 1), (2, 2), (1, 10)):
         loaders = [build(corpus, rank, ranks, micro=micro, num_samples=10) for rank in range(ranks)]

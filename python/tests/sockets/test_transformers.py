@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import loader_ranks
 import pytest
 import torch
 import trainer_run
 from transformers import Trainer, TrainingArguments
 
 import feedline
+import feedline.torch
 from feedline.transformers import CausalLMDataset
 
 
@@ -85,6 +88,75 @@ def test_accelerate_ranks_match_megatrons_batches(
         )
         for found, batch in zip(shard, ours, strict=True):
             assert torch.equal(found["input_ids"], torch.from_numpy(batch["tokens"]))
+
+
+@pytest.mark.parametrize("kind", ["accelerate", "trainer"])
+def test_ranks_read_other_samples(
+    corpus: str, tmp_path: Path, start: Callable[..., Any], kind: str
+) -> None:
+    loader_ranks.check(start, corpus, tmp_path, kind)
+
+
+def test_a_loader_that_accelerate_prepared(dataset: feedline.Dataset) -> None:
+    """In one process: it is read again in each loop, and its state is a batch ahead."""
+    from accelerate import Accelerator
+
+    accelerator = Accelerator(cpu=True)
+    whole = torch.from_numpy(dataset.read(range(96))["tokens"])
+    source = feedline.torch.Loader(dataset, micro_batch_size=4)
+    for workers in (0, 1):
+        loader = torch.utils.data.DataLoader(source, batch_size=None, num_workers=workers)
+        prepared = accelerator.prepare(loader)
+        for _ in range(2):
+            assert torch.equal(torch.cat([batch["tokens"] for batch in prepared]), whole)
+        with pytest.raises(ValueError, match="cannot save the state of a loader"):
+            source.state_dict()
+        source.load_state_dict(feedline.Loader(dataset, micro_batch_size=4).state_dict())
+
+
+def test_a_loader_in_accelerates_stateful_loader_resumes(dataset: feedline.Dataset) -> None:
+    from accelerate import Accelerator, DataLoaderConfiguration
+
+    accelerator = Accelerator(
+        cpu=True, dataloader_config=DataLoaderConfiguration(use_stateful_dataloader=True)
+    )
+
+    def prepared() -> Any:
+        source = feedline.torch.Loader(dataset, micro_batch_size=4)
+        return accelerator.prepare(torch.utils.data.DataLoader(source, batch_size=None))
+
+    first, second = prepared(), prepared()
+    head = [batch["tokens"] for batch in itertools.islice(first, 7)]
+    second.load_state_dict(first.state_dict())
+    rest = [batch["tokens"] for batch in second]
+    whole = torch.from_numpy(dataset.read(range(96))["tokens"])
+    assert torch.equal(torch.cat([*head, *rest]), whole)
+
+
+def test_epochs_and_evaluations_read_the_same_samples(
+    dataset: feedline.Dataset, tmp_path: Path
+) -> None:
+    samples, held = (trainer_run.RecordedDataset(dataset) for _ in range(2))
+    arguments = TrainingArguments(
+        str(tmp_path),
+        num_train_epochs=2,
+        per_device_train_batch_size=4,
+        per_device_eval_batch_size=4,
+        eval_strategy="epoch",
+        use_cpu=True,
+        report_to=[],
+        disable_tqdm=True,
+        save_strategy="no",
+        train_sampling_strategy="sequential",
+        remove_unused_columns=False,
+        dataloader_drop_last=True,
+    )
+    trainer = Trainer(
+        trainer_run.tiny_model(), arguments, train_dataset=samples, eval_dataset=held
+    )
+    trainer.train()
+    epoch = [list(range(first, first + 4)) for first in range(0, 96, 4)]
+    assert samples.read == epoch * 2 and held.read == epoch * 2
 
 
 def test_a_killed_run_resumes_bit_for_bit(

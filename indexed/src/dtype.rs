@@ -2,10 +2,13 @@
 
 use std::fmt;
 
+use crate::{Error, Result};
+
 /// The type of one token in a `.bin`, by its code in the `.idx`.
 ///
-/// Codes 1 to 5 and 8 mean the same in every program. Codes 6 and 7 are read as Megatron core does;
-/// gpt-neox swaps them, and fairseq's descendants call both 64 bits wide.
+/// Codes 1 to 5 mean the same in every program. Codes 6 and 7 are read as Megatron core does;
+/// gpt-neox swaps them, and fairseq's descendants call both 64 bits wide. DeepSpeed's writer means
+/// uint16, uint32 and uint64 by 6, 7 and 8: the bytes of an element tell all but uint32.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Dtype {
     /// Unsigned, 8 bits.
@@ -90,6 +93,55 @@ impl Dtype {
             Dtype::U16 => 8,
             Dtype::U32 => CODE_PADDLE_MIN,
             Dtype::U64 => 10,
+        }
+    }
+
+    /// The type that a code means in a file whose elements have this many bytes.
+    pub(crate) fn of_item_bytes(self, item_bytes: u64) -> Dtype {
+        match (self, item_bytes) {
+            (Dtype::F64, 2) => Dtype::U16,
+            (Dtype::U16, 8) => Dtype::U64,
+            _ => self,
+        }
+    }
+
+    /// The same, with the bytes taken from an index: those of the first sequence that has tokens, up
+    /// to the next sequence or to the end of the `.bin`. `sequences` gives lengths and pointers.
+    pub(crate) fn of_items(
+        self,
+        sequences: impl IntoIterator<Item = Result<(i64, i64)>>,
+        bin_bytes: u64,
+    ) -> Result<Dtype> {
+        if !matches!(self, Dtype::F64 | Dtype::U16) {
+            return Ok(self);
+        }
+        let (mut first, mut end) = (None, bin_bytes as i64); // fits: the length of a file
+        for sequence in sequences {
+            let (len, start) = sequence?;
+            if first.is_some() {
+                end = start;
+                break;
+            }
+            first = (len != 0).then_some((len, start));
+        }
+        let Some((len, start)) = first.filter(|&(len, _)| len > 0) else { return Ok(self) };
+        let bytes = end.checked_sub(start);
+        let fits = |item_bytes: &u64| bytes == len.checked_mul(*item_bytes as i64); // fits: 8
+        Ok([2, 8].into_iter().find(fits).map_or(self, |item_bytes| self.of_item_bytes(item_bytes)))
+    }
+
+    /// Refuses floating-point elements where ids are expected.
+    pub(crate) fn expect_ids(self, file: &str) -> Result<()> {
+        let file = file.to_owned();
+        match self {
+            Dtype::F32 => Err(Error::OtherKind {
+                file,
+                expected: "ids".to_owned(),
+                found: "type code 7, float32 in Megatron and uint32 in DeepSpeed".to_owned(),
+                hint: "if DeepSpeed wrote it, `feedline convert` with --source-dtype uint32",
+            }),
+            Dtype::F64 => Err(Error::NotTokens { file, dtype: self }),
+            _ => Ok(()),
         }
     }
 
@@ -212,6 +264,29 @@ mod tests {
                 }
                 None => assert!(!(1..=10).contains(&code), "code {code}"),
             }
+        }
+    }
+
+    /// Codes 6 and 8 are DeepSpeed's only if the first sequence with tokens has its bytes.
+    #[test]
+    fn bytes_of_an_element_tell_the_writer() {
+        for (code, sequences, bin_bytes, expected) in [
+            (6, &[(0, 0), (4, 0), (2, 8)][..], 12, Dtype::U16),
+            (6, &[(4, 0), (2, 32)], 48, Dtype::F64),
+            (6, &[(4, 0)], 8, Dtype::U16),
+            (6, &[(4, 0)], 9, Dtype::F64),
+            (6, &[], 0, Dtype::F64),
+            (6, &[(-4, 0), (1, -8)], 9, Dtype::F64),
+            (6, &[(4, i64::MIN)], 8, Dtype::F64),
+            (7, &[(4, 0), (2, 8)], 12, Dtype::F32),
+            (8, &[(4, 0), (2, 8)], 12, Dtype::U16),
+            (8, &[(4, 0), (2, 32)], 48, Dtype::U64),
+            (8, &[(4, 0), (0, 16)], 16, Dtype::U16),
+            (4, &[(4, 0), (2, 8)], 12, Dtype::I32),
+        ] {
+            let dtype = Dtype::from_code(code).unwrap();
+            let found = dtype.of_items(sequences.iter().map(|&entry| Ok(entry)), bin_bytes);
+            assert_eq!(found.unwrap(), expected, "code {code}, {sequences:?}");
         }
     }
 

@@ -1,5 +1,6 @@
 use std::fmt;
 
+use crate::mmididx::similar::BIN_ALONE;
 use crate::{Dtype, Split};
 
 /// An error of this crate: the operation, its object, what was found and what was expected.
@@ -112,6 +113,17 @@ pub enum Error {
         file: String,
         /// Its element type.
         dtype: Dtype,
+    },
+    /// A file is not of the kind that its name promises, or its kind cannot be known.
+    OtherKind {
+        /// The file.
+        file: String,
+        /// What was expected.
+        expected: String,
+        /// What it is, or looks like.
+        found: String,
+        /// How to read it.
+        hint: &'static str,
     },
     /// A setting cannot be used.
     BadSetting {
@@ -233,6 +245,8 @@ pub enum FormatRule {
     Triple,
     /// The table of a Dolma part lists the documents in order, without gaps.
     Spans,
+    /// The header of a file of tokens agrees with its length.
+    Header,
     /// A TFRecord file has complete records with correct checksums, each a BERT example.
     Record,
 }
@@ -256,6 +270,9 @@ impl FormatRule {
             }
             FormatRule::Dtype => {
                 Some("only PaddleNLP writes codes 9 and 10; Megatron refuses them")
+            }
+            FormatRule::Header => {
+                Some("a truncated copy, or its writer was killed; copy or create it again")
             }
             FormatRule::TooShort => Some("the .idx is truncated; run preprocess again"),
             FormatRule::NoDocumentEnds => Some(
@@ -342,10 +359,14 @@ impl fmt::Display for Error {
             Error::Storage(error) => error.fmt(f),
             Error::NoDataset { prefix, found, similar } => {
                 write!(f, "cannot open {prefix}: expected {prefix}.idx and .bin, found {found}")?;
-                if similar.is_empty() {
-                    return Ok(());
+                match similar.is_empty() {
+                    false => write!(f, " (hint: there is {})", similar.join(", ")),
+                    true if found == BIN_ALONE => f.write_str(
+                        " (hint: `feedline convert` makes a dataset of a .bin of nanoGPT, llm.c, \
+                         NeMo Automodel or lit-gpt)",
+                    ),
+                    true => Ok(()),
                 }
-                write!(f, " (hint: there is {})", similar.join(", "))
             }
             Error::Malformed { file, offset, fault, found, expected } => {
                 write!(f, "cannot read {file}: expected {expected}, found {found}")?;
@@ -390,6 +411,9 @@ impl fmt::Display for Error {
             }
             Error::NotTokens { file, dtype } => {
                 write!(f, "cannot read tokens of {file}: expected integers, found {dtype}")
+            }
+            Error::OtherKind { file, expected, found, hint } => {
+                write!(f, "cannot read {file}: expected {expected}, found {found} (hint: {hint})")
             }
             Error::BadSetting { name, found, expected } => {
                 write!(f, "cannot use {name}: expected {expected}, found {found}")

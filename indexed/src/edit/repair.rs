@@ -61,6 +61,9 @@ impl Repair {
         let room = idx.len_bytes().saturating_sub(HEADER_BYTES) / 4;
         let lengths = Column::new(&idx, HEADER_BYTES, sequences.min(room), ColumnType::I32)?;
         let tables = Tables::find(&idx, sequences, documents, &mut faults)?;
+        let pointers = tables.pointers.iter().flat_map(Column::iter);
+        let entries = lengths.iter().zip(pointers).map(|(len, pointer)| Ok((len?, pointer?)));
+        let dtype = dtype.of_items(entries, bin.len_bytes())?;
         let mut repair = Repair {
             dtype,
             bin,

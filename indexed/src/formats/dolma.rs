@@ -1,5 +1,6 @@
 //! Dolma's `part-*.npy`, bare tokens in spite of the name, and beside each a `.csv.gz` with a line
-//! for every document: start and end in tokens, then its id, source and position.
+//! for every document: start and end in tokens, then its id, source and position. OLMo-core reads
+//! such an `.npy` alone; its type is then an option, as no file has it.
 
 use std::io::{self, BufRead, BufReader};
 use std::sync::Arc;
@@ -8,10 +9,11 @@ use storage::{Key, Object, Storage};
 
 use super::boundaries::Boundaries;
 use super::datatrove::of_size;
+use super::header::check_asked;
 use super::members::GzipReader;
 use super::source::{TokenRun, TokenSource};
 use super::tfrecord::FromStart;
-use super::{Format, ReadOptions, unsupported};
+use super::{Format, ReadOptions, raw, unsupported};
 use crate::mmididx::idx::malformed;
 use crate::{Error, FormatRule, Result};
 
@@ -33,6 +35,10 @@ pub(super) fn open(
 ) -> Result<TokenSource> {
     let mut parts = Vec::new();
     match store.open(&key.with_suffix(".npy")?) {
+        Ok(object) if is_alone(store, key)? => {
+            // OLMo-core reads the same files without their tables, and with a type of its config.
+            return raw::stream(&object, store.display(key), Format::Dolma, options, None);
+        }
         Ok(_) => parts.push(key.clone()),
         Err(storage::Error::NotFound { .. }) => {
             let names = store.list_names(key)?;
@@ -58,6 +64,7 @@ pub(super) fn open(
         if bytes > 0 || tokens > 0 {
             let asked = options.dtype.or(dtype);
             let found = of_size(&object.display(), bytes, tokens, asked)?;
+            check_asked(&object.display(), found, options.dtype)?;
             if dtype.is_some_and(|dtype| dtype != found) {
                 let found = format!("{found} in {}", object.display());
                 return Err(unsupported("dtype", found, "the same type in all parts"));
@@ -75,6 +82,14 @@ pub(super) fn open(
         marks: Boundaries::Spans(spans),
         has_modes: false,
     })
+}
+
+/// Whether a part has no table.
+fn is_alone(store: &Arc<dyn Storage>, part: &Key) -> Result<bool> {
+    match store.open(&part.with_suffix(".csv.gz")?) {
+        Err(storage::Error::NotFound { .. }) => Ok(true),
+        found => Ok(found.map(|_| false)?),
+    }
 }
 
 impl Spans {

@@ -23,9 +23,9 @@ use storage::{Key, Object, Storage};
 use super::boundaries::{Boundaries, Lengths};
 use super::column::{Column, ColumnType};
 use super::source::{TokenRun, TokenSource};
-use super::{Format, pair, whole_tokens};
+use super::{Format, ReadOptions, pair, whole_tokens};
 use crate::mmididx::idx::{END_OF_FILE, malformed};
-use crate::{Dtype, Error, FormatRule, Result};
+use crate::{Dtype, FormatRule, Result};
 
 const MAGIC: [u8; 8] = *b"TNTIDX\0\0";
 const HEADER_BYTES: u64 = 56;
@@ -41,10 +41,15 @@ struct Header {
     sizes: ColumnType,
 }
 
-pub(super) fn open(store: &Arc<dyn Storage>, prefix: &Key) -> Result<TokenSource> {
+pub(super) fn open(
+    store: &Arc<dyn Storage>,
+    prefix: &Key,
+    options: &ReadOptions,
+) -> Result<TokenSource> {
     let idx = store.open(&prefix.with_suffix(".idx")?)?;
     let bin = store.open(&prefix.with_suffix(".bin")?)?;
     let Header { dtype, items, documents, sizes } = header(idx.as_ref())?;
+    let dtype = pair::ids_of(dtype, options.dtype, &idx.display())?;
     whole_tokens(&bin.display(), bin.len_bytes(), dtype)?;
     let dims_at = if documents.is_some() { HEADER_BYTES } else { HEADER_BYTES_FAIRSEQ };
     let dims = Column::new(&idx, dims_at, items + 1, ColumnType::I64)?;
@@ -103,10 +108,8 @@ fn header(idx: &dyn Object) -> Result<Header> {
     let dtype = dtype.ok_or_else(|| {
         malformed(&file, 16, FormatRule::Dtype, format!("dtype code {code}"), "dtype code 1 to 10")
     })?;
-    if !dtype.is_integer() {
-        return Err(Error::NotTokens { file, dtype });
-    }
     let (item_bytes, items, sizes) = (field(24)?, field(32)?, field(40)?);
+    let dtype = dtype.of_item_bytes(item_bytes);
     if item_bytes != dtype.item_bytes() {
         let (found, expected) = (format!("elements of {item_bytes} bytes"), dtype.item_bytes());
         let expected = format!("elements of {expected} bytes for {dtype}");

@@ -4,6 +4,7 @@
 //! a [`Sink`]: a [`Writer`] of some format, or a [`Census`] that counts. `pair` is Megatron's
 //! format, `legacy` the TNTIDX format before it; `paddle` (with `zip`), `raw`, `datatrove` and
 //! `dolma` are formats of other programs; `cpm2` has three files, for an encoder and a decoder;
+//! `header` and `kind` recognize files without an index, or refuse them by name.
 //! `bert` has examples of BERT in TFRecord files (`tfrecord`, `example`). `column` (tables of
 //! integers) and `boundaries` (sequence and document ends) are shared by them; `members` reads
 //! gzip.
@@ -15,6 +16,8 @@ mod cpm2;
 mod datatrove;
 mod dolma;
 mod example;
+mod header;
+mod kind;
 mod legacy;
 mod members;
 mod paddle;
@@ -60,14 +63,16 @@ pub enum Format {
     Tntidx,
     /// `P_ids.npy` and `P_idx.npz` of Paddle, or the older `P_ids.npz` with both in it.
     Paddle,
-    /// `train.bin` of nanoGPT: 16-bit tokens without a header.
+    /// `train.bin` of nanoGPT: 16-bit tokens without a header; or with a header of llm.c,
+    /// modded-nanogpt, NeMo Automodel, lit-gpt or numpy, which gives their type.
     NanoGpt,
     /// One `.npy`, as in Yuan's corpus: a row for each document, or one row.
     Yuan,
-    /// `X.ds` and `X.ds.index` of datatrove.
+    /// `X.ds`, `X.ds.index` and `X.ds.metadata` of datatrove, of which one of the last two may be
+    /// absent.
     Datatrove,
     /// `X.npy`, which holds bare tokens in spite of its name, and `X.csv.gz` of Dolma; or a folder
-    /// of such files. Read only.
+    /// of such files; or OLMo-core's `X.npy` alone. Read only.
     Dolma,
     /// `P_context`, `P_target` and `P_target_offset` of CPM-2, which together make documents. Read
     /// only.
@@ -102,7 +107,8 @@ pub enum MissingDocumentEnds {
 /// Settings for files that do not contain all of their format.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ReadOptions {
-    /// The type of tokens if the files do not record it, as those of nanoGPT. Default: uint16.
+    /// The type of tokens if the files do not record it, as those of nanoGPT, or if programs
+    /// disagree about it. Default: uint16 for a `.bin`; no other file has one.
     pub dtype: Option<Dtype>,
     /// The token that ends documents if no table does. Default: none, all is one document.
     pub eod: Option<u32>,
@@ -149,7 +155,7 @@ impl Format {
             Format::Paddle => &["_ids.npy", "_idx.npz"],
             Format::NanoGpt => &[".bin"],
             Format::Yuan => &[".npy"],
-            Format::Datatrove => &[".ds", ".ds.index"],
+            Format::Datatrove => &[".ds", ".ds.index", ".ds.metadata"],
             Format::Tntidx | Format::Dolma | Format::Cpm2 | Format::TfRecord => &[],
         }
     }
@@ -228,7 +234,7 @@ impl SiblingFiles<'_> {
         }
         if self.has(".npy") {
             let start = start_of(&*store.open(&stem.with_suffix(".npy")?)?)?;
-            let is_npy = start.starts_with(b"\x93NUMPY");
+            let is_npy = start.starts_with(raw::NPY);
             return Ok(Some(if is_npy { Format::Yuan } else { Format::Dolma }));
         }
         // A .bin that lost its .idx must not be read as one that never had an .idx.
@@ -266,8 +272,8 @@ impl TokenSource {
         options: &ReadOptions,
     ) -> Result<Self> {
         match format {
-            Format::Mmididx => Pair::open(store, prefix)?.into_source(options.unended),
-            Format::Tntidx => legacy::open(store, prefix),
+            Format::Mmididx => Pair::open(store, prefix)?.into_source(options),
+            Format::Tntidx => legacy::open(store, prefix, options),
             Format::Paddle => paddle::open(store, prefix),
             Format::NanoGpt => raw::open_nanogpt(store, prefix, options),
             Format::Yuan => raw::open_yuan(store, prefix, options),

@@ -9,12 +9,12 @@ use storage::{Key, Object, RangeRead, Storage};
 use super::boundaries::{Boundaries, Boundary, Lengths};
 use super::column::{Column, ColumnType};
 use super::source::{TokenRun, TokenSource};
-use super::{Format, MissingDocumentEnds};
+use super::{Format, MissingDocumentEnds, ReadOptions, header};
 use crate::checksums::table::{BlockChecksums, File};
 use crate::checksums::verified::verified;
 use crate::mmididx::dataset::check_bin_len;
 use crate::mmididx::idx::{END_OF_FILE, HEADER_BYTES, Layout, malformed};
-use crate::{FormatRule, Result};
+use crate::{Dtype, FormatRule, Result};
 
 /// The files of a pair, with the header read.
 #[derive(Debug)]
@@ -38,7 +38,8 @@ impl Pair {
         let idx = store.open(&prefix.with_suffix(".idx")?)?;
         let bin = store.open(&prefix.with_suffix(".bin")?)?;
         // Not verified yet: a broken rule of the header is a better message than a checksum.
-        let layout = Layout::parse_any(&start_of(idx.as_ref())?, idx.len_bytes(), &idx.display())?;
+        let mut layout =
+            Layout::parse_any(&start_of(idx.as_ref())?, idx.len_bytes(), &idx.display())?;
         let checksums = BlockChecksums::open(store.as_ref(), prefix)?;
         let idx = verified(&idx, File::Idx, checksums.as_ref());
         start_of(idx.as_ref())?; // the header, verified
@@ -48,12 +49,17 @@ impl Pair {
         let modes = layout.has_modes.then(|| {
             Column::new(&idx, at(12 * sequences + 8 * documents), sequences, ColumnType::I8)
         });
+        let lengths = Column::new(&idx, at(0), sequences, ColumnType::I32)?;
+        let pointers = Column::new(&idx, at(4 * sequences), sequences, ColumnType::I64)?;
+        let entries = lengths.iter().zip(pointers.iter());
+        let entries = entries.map(|(len, pointer)| Ok((len?, pointer?)));
+        layout.dtype = layout.dtype.of_items(entries, bin.len_bytes())?;
         Ok(Pair {
             display: store.display(prefix),
             bin,
             checksums,
-            lengths: Column::new(&idx, at(0), sequences, ColumnType::I32)?,
-            pointers: Column::new(&idx, at(4 * sequences), sequences, ColumnType::I64)?,
+            lengths,
+            pointers,
             documents: Column::new(&idx, at(12 * sequences), documents, ColumnType::I64)?,
             modes: modes.transpose()?,
             idx,
@@ -117,24 +123,38 @@ impl Pair {
         TokenRun { object: Arc::clone(&self.bin), bytes: 0..self.bin.len_bytes() }
     }
 
-    pub(super) fn into_source(self, unended: MissingDocumentEnds) -> Result<TokenSource> {
+    /// # Errors
+    /// [`crate::Error::OtherKind`] and [`crate::Error::NotTokens`] for elements that are no ids.
+    pub(super) fn into_source(self, options: &ReadOptions) -> Result<TokenSource> {
+        let dtype = ids_of(self.layout.dtype, options.dtype, &self.lengths.file())?;
         self.check_lengths()?;
-        let item_bytes = self.layout.dtype.item_bytes();
+        let item_bytes = dtype.item_bytes();
         let len = self.bin.len_bytes();
         if !len.is_multiple_of(item_bytes) {
-            let expected =
-                format!("a multiple of {item_bytes} bytes for {} tokens", self.layout.dtype);
+            let expected = format!("a multiple of {item_bytes} bytes for {dtype} tokens");
             let (file, fault) = (self.bin.display(), FormatRule::BinTooShort);
             return Err(malformed(&file, len as usize, fault, END_OF_FILE, expected));
         }
         Ok(TokenSource {
             format: Format::Mmididx,
-            dtype: self.layout.dtype,
+            dtype,
             runs: vec![self.run()],
-            marks: Boundaries::Lengths(self.marks(unended)),
+            marks: Boundaries::Lengths(self.marks(options.unended)),
             has_modes: self.layout.has_modes,
             display: self.display,
         })
+    }
+}
+
+/// The type of ids with this recorded type. Code 7 is uint32 only if the caller says so.
+pub(super) fn ids_of(recorded: Dtype, asked: Option<Dtype>, file: &str) -> Result<Dtype> {
+    match asked {
+        Some(Dtype::U32 | Dtype::I32) if recorded == Dtype::F32 => Ok(asked.unwrap_or(recorded)),
+        _ => {
+            recorded.expect_ids(file)?;
+            header::check_asked(file, recorded, asked)?;
+            Ok(recorded)
+        }
     }
 }
 

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use storage::{FileEntry, Key, Storage, Upload};
 
+use super::datatrove::metadata_text;
 use super::source::{Sink, TokenSource};
 use super::zip::ZipWriter;
 use super::{Census, Format, unsupported};
@@ -66,6 +67,8 @@ enum Out {
         tokens: Stream,
         /// Where each document ends.
         ends: Option<Stream>,
+        /// The bytes of a token and the token count, for datatrove.
+        metadata: Option<Stream>,
         /// The token count in the header.
         tokens_expected: Option<u64>,
     },
@@ -106,15 +109,18 @@ impl Writer {
                 Out::Pair(Box::new(builder))
             }
             Format::NanoGpt => {
-                Out::Flat { tokens: begin(".bin")?, ends: None, tokens_expected: None }
+                let tokens = begin(".bin")?;
+                Out::Flat { tokens, ends: None, metadata: None, tokens_expected: None }
             }
             Format::Datatrove => {
-                let ends = Some(begin(".ds.index")?);
-                Out::Flat { tokens: begin(".ds")?, ends, tokens_expected: None }
+                let (ends, metadata) = (begin(".ds.index")?, begin(".ds.metadata")?);
+                let (ends, metadata) = (Some(ends), Some(metadata));
+                Out::Flat { tokens: begin(".ds")?, ends, metadata, tokens_expected: None }
             }
             Format::Yuan => {
                 let (tokens, expected) = npy_stream(begin(".npy")?, source, to)?;
-                Out::Flat { tokens, ends: None, tokens_expected: Some(expected) }
+                let tokens_expected = Some(expected);
+                Out::Flat { tokens, ends: None, metadata: None, tokens_expected }
             }
             Format::Paddle => {
                 let index = begin("_idx.npz")?;
@@ -141,9 +147,12 @@ impl Writer {
                 let built = builder.finish()?;
                 built.files().to_vec()
             }
-            Out::Flat { tokens, ends, tokens_expected } => {
+            Out::Flat { tokens, ends, mut metadata, tokens_expected } => {
                 check_token_count(&recode.file, tokens_expected, counts.tokens)?;
-                let streams = [Some(tokens), ends].into_iter().flatten();
+                if let Some(metadata) = &mut metadata {
+                    metadata.write(metadata_text(recode.to, counts.tokens).as_bytes())?;
+                }
+                let streams = [Some(tokens), ends, metadata].into_iter().flatten();
                 finish_all(store.as_ref(), streams.map(Stream::flush).collect::<Result<_>>()?)?
             }
             Out::Paddle { tokens, tokens_expected, mut index, mut length_log } => {

@@ -78,16 +78,27 @@ impl IndexedDataset {
         Ok(IndexedDataset { bin_bytes, checked: OnceLock::from(()), ..dataset })
     }
 
+    /// As [`Self::open`], of elements that are read as ids.
+    ///
+    /// # Errors
+    /// Also [`Error::OtherKind`] and [`Error::NotTokens`] for floating-point elements.
+    pub fn open_tokens(store: &Arc<dyn Storage>, prefix: &Key) -> Result<Self> {
+        let dataset = Self::open(store, prefix)?;
+        dataset.dtype().expect_ids(&dataset.idx_object.display())?;
+        Ok(dataset)
+    }
+
     /// Opens both files and reads only the header of the index and the ends of its tables: a
     /// hundred million documents are open in a millisecond. [`Self::check_tables`] checks the other
     /// entries. The indexes of this crate call it unless the seal of their cache matches this file.
     /// Until then, what this type returns for single sequences is unchecked.
     ///
     /// # Errors
-    /// As [`Self::open`], for what is read.
+    /// As [`Self::open_tokens`], for what is read.
     pub fn open_ready(store: &Arc<dyn Storage>, prefix: &Key) -> Result<Self> {
         let dataset = Self::open_files(store, prefix)?;
         let file = dataset.idx_object.display();
+        dataset.dtype().expect_ids(&file)?;
         let bin_bytes = dataset.tables().check_ends(dataset.dtype().item_bytes(), &file)?;
         check_bin_len(dataset.bin.as_ref(), bin_bytes, &file)?;
         dataset.check_lengths()?;
@@ -106,7 +117,8 @@ impl IndexedDataset {
         let is_empty = idx_object.len_bytes() == 0;
         let idx = if is_empty { Map::owned(Vec::new()) } else { idx_object.map()? };
         idx.expect_random_reads();
-        let layout = Layout::parse(&idx, &idx_object.display())?;
+        let mut layout = Layout::parse(&idx, &idx_object.display())?;
+        layout.dtype = dtype_of(&layout, &layout.tables(&idx), bin.as_ref(), &*idx_object)?;
         let checksums = BlockChecksums::open(store.as_ref(), prefix)?;
         let (prefix, display) = (prefix.clone(), store.display(prefix));
         Ok(IndexedDataset {
@@ -425,6 +437,29 @@ pub(crate) fn for_each_chunk(
         offset += chunk.len() as u64;
     }
     Ok(())
+}
+
+/// The type of the elements. Of DeepSpeed's types, Megatron does not have uint64.
+fn dtype_of(
+    layout: &Layout,
+    tables: &Tables<'_>,
+    bin: &dyn Object,
+    idx: &dyn Object,
+) -> Result<Dtype> {
+    let entries =
+        tables.lengths.iter().zip(tables.pointers).map(|(len, pointer)| {
+            Ok((i32::from_le_bytes(*len).into(), i64::from_le_bytes(*pointer)))
+        });
+    let dtype = layout.dtype.of_items(entries, bin.len_bytes())?;
+    if dtype.is_megatron() {
+        return Ok(dtype);
+    }
+    Err(Error::OtherKind {
+        file: idx.display(),
+        expected: "elements of Megatron's types".to_owned(),
+        found: format!("type code 8 with 8 bytes per element, DeepSpeed's {dtype}"),
+        hint: "`feedline convert` writes them as int32",
+    })
 }
 
 /// Checks the length of a `.bin` against its `.idx`.

@@ -32,12 +32,16 @@ fn datasets_in(store: &dyn Storage, folder: &Key) -> Vec<Key> {
     pairs.filter_map(|stem| folder.join(stem).ok()).collect()
 }
 
+/// Found instead of a pair: files of bare tokens have the same name.
+pub(crate) const BIN_ALONE: &str = "the .bin alone";
+
 /// The error for a prefix of which a file is missing.
 pub(crate) fn no_dataset(store: &dyn Storage, prefix: &Key) -> Error {
     let is_there = |suffix| prefix.with_suffix(suffix).is_ok_and(|key| store.open(&key).is_ok());
     let found = match (is_there(".idx"), is_there(".bin")) {
         (true, false) => "the .idx alone",
-        (false, true) => "the .bin alone",
+        (false, true) => BIN_ALONE,
+        (false, false) if prefix.name().ends_with(".bin") && is_there("") => BIN_ALONE,
         _ => "neither",
     };
     let similar = similar_prefixes(store, prefix);

@@ -13,6 +13,7 @@ mod gpt_cache;
 mod gpt_parts;
 mod helpers_golden;
 mod idx_golden;
+mod kinds;
 mod lengths;
 mod malformed;
 mod masked_cache;

@@ -145,6 +145,45 @@ def test_check_and_inspect_match_the_program(corpus, tmp_path):
             verb(tmp_path / "absent")
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("objective", "document"),
+        ("objective", "Sentences"),
+        ("objective", None),
+        ("on_bad_line", "ignore"),
+        ("on_bad_line", True),
+        ("append_eod", "false"),
+        ("append_eod", None),
+        ("resume", "Restart"),
+        ("resume", None),
+        ("json_keys", "text"),
+    ],
+)
+def test_unknown_settings_are_refused_by_name(tmp_path, name, value):
+    """Each was once taken for the default: documents, without a word."""
+    lines = tmp_path / "lines.jsonl"
+    lines.write_text('{"text": "One. Two."}\n')
+    call = {name: value}
+    with pytest.raises(ValueError, match=f"expected {name} as .*found {value!r}$"):
+        feedline.preprocess(lines, tmp_path / "out", progress=False, **call)
+    assert list(tmp_path.iterdir()) == [lines]
+
+
+def test_known_settings_are_taken(tmp_path):
+    lines = tmp_path / "lines.jsonl"
+    lines.write_text('{"text": "One. Two."}\n')
+    counts = {}
+    for objective in ("documents", "sentences"):
+        for append_eod in (np.bool_(True), False):
+            out = tmp_path / f"{objective}-{append_eod}"
+            settings = {"objective": objective, "append_eod": append_eod, "on_bad_line": "fail"}
+            report = feedline.preprocess(lines, out, progress=False, resume=False, **settings)
+            counts[objective, bool(append_eod)] = report["sequences"], report["tokens"]
+    assert counts["documents", False][0] == 1 and counts["sentences", False][0] == 2
+    assert counts["documents", True][1] == counts["documents", False][1] + 1
+
+
 def test_bad_lines_and_existing_outputs(tmp_path):
     bad = tmp_path / "bad.jsonl"
     bad.write_text('{"text": "good"}\n{"text": 1}\n')

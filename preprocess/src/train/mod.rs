@@ -6,23 +6,26 @@
 //! same inputs and options give the same bytes for any number of workers.
 //!
 //! In reading order: `options`; `sample`, which reads documents and draws from them; `words`, which
-//! counts the words of the sample; `pieces` and `unigram`, which train; `json` and `model`, which
-//! write both files.
+//! counts the words of the sample on `threads`; `pieces`, `merges` and `unigram`, which train;
+//! `json` and `model`, which write both files.
 
 mod json;
+mod merges;
 mod model;
 mod options;
 mod pieces;
 mod sample;
+mod threads;
 mod unigram;
 mod words;
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::AtomicBool;
 
 pub use options::{ModelType, TrainOptions};
 pub use sample::SampleProgress;
 
-use crate::{Error, Result};
+use crate::Result;
+use threads::Threads;
 
 /// The current step of a training run.
 #[derive(Clone, Copy, Debug)]
@@ -60,9 +63,8 @@ pub struct TrainedTokenizer {
 /// Bytes of [`TrainedTokenizer::texts`].
 const TEXTS_BYTES_MAX: usize = 4 << 20;
 
-/// Trains a tokenizer, until `stop` is true. `stop` has no effect while the trainer runs, which
-/// takes seconds to minutes. `progress` is called after every megabyte read, and once before the
-/// training.
+/// Trains a tokenizer, until `stop` is true. `progress` is called after every megabyte read, and
+/// once before the training.
 ///
 /// # Errors
 /// [`Error::BadOption`] for an option out of range, and if the sample has too few pieces for the
@@ -76,13 +78,11 @@ pub fn train(
     options.check()?;
     let report = &mut |read| progress(TrainProgress::Reading(read));
     let sample = sample::draw(options, stop, report)?;
-    let words = words::count(options, &sample.texts)?;
-    if stop.load(Ordering::Relaxed) {
-        return Err(Error::Stopped);
-    }
+    let threads = Threads { workers: options.workers, stop };
+    let words = words::count(options, &sample.texts, threads)?;
     let distinct = words.len() as u64;
     progress(TrainProgress::Training { words: distinct });
-    let vocabulary = pieces::train(options, words)?;
+    let vocabulary = pieces::train(options, &words, threads)?;
     let mut files = vec![("tokenizer.json", json::tokenizer(options, &vocabulary))];
     files.push(("tokenizer_config.json", json::config(options)));
     match options.model_type {

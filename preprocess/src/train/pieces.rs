@@ -1,14 +1,10 @@
-//! Trains byte-pair encoding and WordPiece with the trainer of the `tokenizers` crate, and a
-//! unigram model with `unigram`.
+//! Trains byte-pair encoding and WordPiece with `merges`, and a unigram model with `unigram`.
 
 use std::collections::HashSet;
 
-use ahash::AHashMap;
-use compact_str::CompactString;
-use tokenizers::AddedToken;
-use tokenizers::models::bpe::{BPE, BpeTrainer};
-
+use super::merges::{self, MergeRules, Merges};
 use super::options::bad;
+use super::threads::Threads;
 use super::words::{SPACE, byte_character, is_always_covered};
 use super::{ModelType, TrainOptions, unigram};
 use crate::Result;
@@ -16,8 +12,8 @@ use crate::Result;
 /// Characters of the longest piece, as in SentencePiece.
 pub(super) const PIECE_CHARS_MAX: usize = 16;
 
-/// A pair that occurs once is not merged.
-const PAIR_COUNT_MIN: u64 = 2;
+/// What WordPiece writes before a piece that does not begin a word.
+const INNER_PREFIX: &str = "##";
 
 /// Scores are multiples of this, so that sums of them are exact in single precision, with which
 /// SentencePiece adds, and in double precision, with which `tokenizers` does. Both then find the
@@ -52,10 +48,14 @@ pub(super) struct Vocabulary {
 }
 
 /// Trains on the counted words.
-pub(super) fn train(options: &TrainOptions, words: Vec<(String, u64)>) -> Result<Vocabulary> {
+pub(super) fn train(
+    options: &TrainOptions,
+    words: &[(String, u64)],
+    threads: Threads<'_>,
+) -> Result<Vocabulary> {
     let vocabulary = match options.model_type {
-        ModelType::Unigram => unigram(options, &words)?,
-        ModelType::Bpe | ModelType::ByteBpe | ModelType::WordPiece => bpe(options, words)?,
+        ModelType::Unigram => unigram(options, words, threads)?,
+        ModelType::Bpe | ModelType::ByteBpe | ModelType::WordPiece => bpe(options, words, threads)?,
     };
     let found = vocabulary.pieces.len() as u64;
     if found < options.vocab_size {
@@ -89,10 +89,6 @@ fn fixed(options: &TrainOptions) -> Vec<Piece> {
     pieces
 }
 
-fn added(tokens: impl Iterator<Item = String>) -> Vec<AddedToken> {
-    tokens.map(|token| AddedToken::from(token, true)).collect()
-}
-
 /// Characters that have a token, in the order of their code points.
 fn alphabet(options: &TrainOptions, words: &[(String, u64)]) -> Vec<char> {
     let mut found: HashSet<char> = words.iter().flat_map(|(word, _)| word.chars()).collect();
@@ -109,57 +105,48 @@ fn alphabet(options: &TrainOptions, words: &[(String, u64)]) -> Vec<char> {
     found
 }
 
-fn bpe(options: &TrainOptions, words: Vec<(String, u64)>) -> Result<Vocabulary> {
+fn bpe(
+    options: &TrainOptions,
+    words: &[(String, u64)],
+    threads: Threads<'_>,
+) -> Result<Vocabulary> {
     let mut pieces = fixed(options);
     let mut first: Vec<String> = pieces.iter().map(|piece| piece.text.clone()).collect();
-    let characters = alphabet(options, &words);
+    let characters = alphabet(options, words);
     first.extend(characters.iter().map(char::to_string));
-    let mut trainer = BpeTrainer::builder()
-        .show_progress(false)
-        .vocab_size(options.vocab_size as usize) // fits: at most 2^20
-        .min_frequency(PAIR_COUNT_MIN);
+    let vocab_size = options.vocab_size as usize; // fits: at most 2^20
+    let mut rules = MergeRules { vocab_size, inner_prefix: "", chars_end: usize::MAX };
     match options.model_type {
         ModelType::WordPiece => {
-            // The trainer would number these in the order of a hash table.
             let inner: HashSet<char> =
                 words.iter().flat_map(|(word, _)| word.chars().skip(1)).collect();
             let inner = characters.iter().filter(|c| inner.contains(c));
-            first.extend(inner.map(|c| format!("##{c}")));
-            trainer = trainer.continuing_subword_prefix("##".to_owned());
+            first.extend(inner.map(|c| format!("{INNER_PREFIX}{c}")));
+            rules.inner_prefix = INNER_PREFIX;
         }
-        ModelType::Bpe => trainer = trainer.max_token_length(Some(PIECE_CHARS_MAX)),
+        ModelType::Bpe => rules.chars_end = PIECE_CHARS_MAX,
         ModelType::ByteBpe | ModelType::Unigram => {}
     }
     if first.len() as u64 > options.vocab_size {
         return too_few(options, first.len());
     }
     let merges_start = first.len();
-    let trainer = trainer.special_tokens(added(first.into_iter())).build();
-    let counts: AHashMap<CompactString, u64> =
-        words.into_iter().map(|(word, times)| (CompactString::from(word), times)).collect();
-    let mut model = BPE::default();
-    trainer.do_train(&counts, &mut model).expect("this trainer has no errors");
-    let mut texts: Vec<(u32, String)> =
-        model.get_vocab().into_iter().map(|(text, id)| (id, text)).collect();
-    texts.sort_unstable();
-    for (id, (_, text)) in texts.into_iter().enumerate().skip(pieces.len()) {
+    let Merges { texts, pairs } = merges::learn(first, words, rules, threads)?;
+    let merges = match options.model_type {
+        ModelType::ByteBpe => {
+            let text = |id: u32| texts[id as usize].clone(); // fits: an index
+            pairs.into_iter().map(|(left, right)| (text(left), text(right))).collect()
+        }
+        ModelType::Bpe | ModelType::WordPiece | ModelType::Unigram => Vec::new(),
+    };
+    for (id, text) in texts.into_iter().enumerate().skip(pieces.len()) {
         // Characters have no place in the order of the merges; they come last.
-        let place = if id < merges_start { id + options.vocab_size as usize } else { id };
+        let place = if id < merges_start { id + vocab_size } else { id };
         let score = -((place - merges_start) as f32);
         pieces.push(Piece { text, score, kind: PieceKind::Normal });
     }
-    let merges = match options.model_type {
-        ModelType::Bpe => all_merges(&pieces),
-        ModelType::ByteBpe => own_merges(&model),
-        ModelType::WordPiece | ModelType::Unigram => Vec::new(),
-    };
+    let merges = if options.model_type == ModelType::Bpe { all_merges(&pieces) } else { merges };
     Ok(Vocabulary { pieces, merges })
-}
-
-/// The merges as the trainer found them; the library has them only in its serialized form.
-fn own_merges(model: &BPE) -> Vec<(String, String)> {
-    let file = serde_json::to_value(model).expect("strings and numbers only");
-    serde_json::from_value(file["merges"].clone()).expect("pairs of strings")
 }
 
 /// Every way to make a piece of two others, in the order of the pieces: SentencePiece merges any
@@ -179,15 +166,18 @@ fn all_merges(pieces: &[Piece]) -> Vec<(String, String)> {
     merges
 }
 
-fn unigram(options: &TrainOptions, words: &[(String, u64)]) -> Result<Vocabulary> {
+fn unigram(
+    options: &TrainOptions,
+    words: &[(String, u64)],
+    threads: Threads<'_>,
+) -> Result<Vocabulary> {
     let mut pieces = fixed(options);
     let characters = alphabet(options, words);
     if (pieces.len() + characters.len()) as u64 > options.vocab_size {
         return too_few(options, pieces.len() + characters.len());
     }
     let wanted = options.vocab_size as usize - pieces.len(); // fits: at most 2^20
-    let scored =
-        unigram::train(words, &characters, &options.special_tokens, wanted, options.workers)?;
+    let scored = unigram::train(words, &characters, &options.special_tokens, wanted, threads)?;
     let units = |(text, score): (String, f64)| ((score / SCORE_UNIT).round() as i64, text);
     let mut scored: Vec<(i64, String)> = scored.into_iter().map(units).collect();
     scored.sort_unstable_by(|a, b| (b.0, &a.1).cmp(&(a.0, &b.1)));

@@ -11,7 +11,7 @@
 use std::collections::{HashMap, HashSet};
 
 use super::pieces::PIECE_CHARS_MAX;
-use super::words::{counted, in_parts};
+use super::threads::Threads;
 use crate::Result;
 use crate::tokenizer::Trie;
 
@@ -46,15 +46,15 @@ pub(super) fn train(
     characters: &[char],
     special: &[String],
     wanted: usize,
-    workers: usize,
+    threads: Threads<'_>,
 ) -> Result<Vec<(String, f64)>> {
-    let mut pieces = seeds(words, characters, workers)?;
+    let mut pieces = seeds(words, characters, threads)?;
     pieces.retain(|piece| !special.contains(&piece.text));
     let spare = (wanted as f64 * SPARE) as usize;
     loop {
         let mut lattice = Lattice::new(&pieces);
         for _ in 0..ROUNDS {
-            let expected = lattice.expected(words, workers)?;
+            let expected = lattice.expected(words, threads)?;
             lattice.maximize(&expected);
         }
         pieces = lattice.remaining(&pieces);
@@ -62,7 +62,7 @@ pub(super) fn train(
             break;
         }
         let lattice = Lattice::new(&pieces);
-        let frequencies = lattice.best_counts(words, workers)?;
+        let frequencies = lattice.best_counts(words, threads)?;
         let kept = lattice.kept(words, &frequencies, spare);
         let mut nth = 0..;
         pieces.retain(|_| kept.contains(&nth.next().expect("it has no end")));
@@ -93,14 +93,14 @@ impl Candidate {
 
 /// All characters, and the strings inside words that are the best candidates: those that occur at
 /// least twice and are not always followed by the same character, by occurrences times characters.
-fn seeds(words: &Words, characters: &[char], workers: usize) -> Result<Vec<Candidate>> {
-    let single = counted(workers, words, |(word, times), counts| {
+fn seeds(words: &Words, characters: &[char], threads: Threads<'_>) -> Result<Vec<Candidate>> {
+    let single = threads.counted(words, |(word, times), counts| {
         word.chars().for_each(|c| *counts.entry(c).or_default() += times);
     })?;
     let mut candidates: Vec<(String, u64)> = Vec::new();
     let mut shorter: HashMap<&str, u64> = HashMap::new();
     for chars in 2..=PIECE_CHARS_MAX {
-        let strings = counted(workers, words, |(word, times), counts| {
+        let strings = threads.counted(words, |(word, times), counts| {
             for string in strings(word, chars) {
                 let is_known = |part: &str| chars == 2 || shorter.contains_key(part);
                 if is_known(without_last(string)) && is_known(without_first(string)) {
@@ -198,8 +198,8 @@ impl<'a> Lattice<'a> {
     }
 
     /// The expected count of each piece, in [`UNITS`].
-    fn expected(&self, words: &Words, workers: usize) -> Result<Vec<u64>> {
-        let parts = in_parts(workers, words, |part| {
+    fn expected(&self, words: &Words, threads: Threads<'_>) -> Result<Vec<u64>> {
+        let parts = threads.in_parts(words, |part| {
             let mut expected = vec![0; self.texts.len()];
             let (mut edges, mut before, mut after) = (Vec::new(), Vec::new(), Vec::new());
             for (word, times) in part {
@@ -248,8 +248,8 @@ impl<'a> Lattice<'a> {
     }
 
     /// How often each piece is in the best segmentations of the words.
-    fn best_counts(&self, words: &Words, workers: usize) -> Result<Vec<u64>> {
-        let parts = in_parts(workers, words, |part| {
+    fn best_counts(&self, words: &Words, threads: Threads<'_>) -> Result<Vec<u64>> {
+        let parts = threads.in_parts(words, |part| {
             let mut counts = vec![0; self.texts.len()];
             let (mut edges, mut path) = (Vec::new(), Vec::new());
             for (word, times) in part {
@@ -352,6 +352,8 @@ fn digamma(mut x: f64) -> f64 {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::AtomicBool;
+
     use super::*;
 
     /// Euler's constant and its neighbours, to the digits of the tables.
@@ -376,7 +378,9 @@ mod tests {
         ];
         let lattice = Lattice::new(&pieces);
         let words = [("abb".to_owned(), 3)];
-        let expected = lattice.expected(&words, 2).unwrap();
+        let stop = AtomicBool::new(false);
+        let threads = Threads { workers: 2, stop: &stop };
+        let expected = lattice.expected(&words, threads).unwrap();
         // a b b, ab b, a bb, abb
         let paths = [0.4 * 0.3 * 0.3, 0.2 * 0.3, 0.4 * 0.05, 0.05];
         let all: f64 = paths.iter().sum();

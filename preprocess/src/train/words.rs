@@ -5,7 +5,6 @@
 
 use std::collections::HashMap;
 use std::hash::Hash;
-use std::thread;
 
 use tokenizers::normalizers::BertNormalizer;
 use tokenizers::pre_tokenizers::bert::BertPreTokenizer;
@@ -15,24 +14,30 @@ use tokenizers::{
     PreTokenizer,
 };
 
+use super::threads::Threads;
 use super::{ModelType, TrainOptions};
-use crate::{Error, Pattern, Result};
+use crate::{Pattern, Result};
 
 /// Represents a space, as in SentencePiece.
 pub(super) const SPACE: char = '\u{2581}';
 
-/// Longer words are cut: they are not real words, and a trainer's time grows with the length.
+/// Longer words are cut: they are not real words, and the trainer of `unigram` takes memory by the
+/// length. Words of `byte-bpe` are not, as its tokenizer does not cut them either.
 const WORD_CHARS_MAX: usize = 256;
 
 /// Part of a text, and whether a space or the start of the text is before it.
 type Run<'a> = (bool, &'a str);
 
 /// Words with their counts, sorted by word.
-pub(super) fn count(options: &TrainOptions, texts: &[String]) -> Result<Vec<(String, u64)>> {
-    let runs = counted(options.workers, texts, |text, counts| add_runs(options, text, counts))?;
+pub(super) fn count(
+    options: &TrainOptions,
+    texts: &[String],
+    threads: Threads<'_>,
+) -> Result<Vec<(String, u64)>> {
+    let runs = threads.counted(texts, |text, counts| add_runs(options, text, counts))?;
     let mut runs: Vec<(Run<'_>, u64)> = runs.into_iter().collect();
     runs.sort_unstable();
-    let words = counted(options.workers, &runs, |(run, times), counts| {
+    let words = threads.counted(&runs, |(run, times), counts| {
         cut(options, *run, &mut |word: &str| add(counts, word.to_owned(), *times));
     })?;
     let mut words: Vec<(String, u64)> = words.into_iter().collect();
@@ -45,44 +50,6 @@ pub(super) fn count(options: &TrainOptions, texts: &[String]) -> Result<Vec<(Str
 
 fn add<K: Hash + Eq>(counts: &mut HashMap<K, u64>, key: K, times: u64) {
     *counts.entry(key).or_default() += times;
-}
-
-/// Adds the counts that `each` finds in the items, on several threads.
-pub(super) fn counted<'a, T: Sync, K: Hash + Eq + Send>(
-    workers: usize,
-    items: &'a [T],
-    each: impl Fn(&'a T, &mut HashMap<K, u64>) + Sync,
-) -> Result<HashMap<K, u64>> {
-    let parts = in_parts(workers, items, |part| {
-        let mut counts = HashMap::new();
-        part.iter().for_each(|item| each(item, &mut counts));
-        counts
-    })?;
-    let mut parts = parts.into_iter();
-    let mut all: HashMap<K, u64> = parts.next().unwrap_or_default();
-    for (key, times) in parts.flatten() {
-        add(&mut all, key, times);
-    }
-    Ok(all)
-}
-
-/// Calls `work` with a part of the items on each thread; its results are in the order of the parts.
-pub(super) fn in_parts<'a, T: Sync, R: Send>(
-    workers: usize,
-    items: &'a [T],
-    work: impl Fn(&'a [T]) -> R + Sync,
-) -> Result<Vec<R>> {
-    let work = &work;
-    thread::scope(|scope| {
-        let spawn = |part| thread::Builder::new().spawn_scoped(scope, move || work(part));
-        let parts = items.chunks(items.len().div_ceil(workers).max(1));
-        let threads: Vec<_> = parts.map(spawn).collect::<std::io::Result<_>>()?;
-        let end = |thread: thread::ScopedJoinHandle<'_, R>| {
-            thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
-        };
-        Ok(threads.into_iter().map(end).collect())
-    })
-    .map_err(Error::no_thread)
 }
 
 /// Counts the runs of a text between spaces and line ends.

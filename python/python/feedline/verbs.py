@@ -7,7 +7,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 from feedline import _feedline
 from feedline.tokens import Tokenizer, Url, arguments_of, integer_of, text_of
@@ -26,6 +26,8 @@ class Progress(NamedTuple):
     """Tokens written."""
 
 
+SequenceKind: TypeAlias = Literal["documents", "sentences", "cpm2"]
+OnBadLine: TypeAlias = Literal["fail", "skip"]
 OnProgress: TypeAlias = bool | Callable[[Progress], object] | None
 
 
@@ -36,10 +38,10 @@ def preprocess(
     tokenizer: Tokenizer | Url = "gpt2",
     json_keys: Sequence[str] = ("text",),
     append_eod: bool = False,
-    objective: Literal["documents", "sentences", "cpm2"] = "documents",
+    objective: SequenceKind = "documents",
     workers: int | None = None,
     shard: tuple[int, int] | None = None,
-    on_bad_line: Literal["fail", "skip"] = "fail",
+    on_bad_line: OnBadLine = "fail",
     resume: bool | Literal["restart"] = False,
     progress: OnProgress = None,
 ) -> dict[str, Any]:
@@ -74,10 +76,13 @@ def preprocess(
         ValueError: A line, a vocabulary or a setting is bad; the text names the file and the byte.
     """
     paths = [inputs] if isinstance(inputs, str | os.PathLike) else list(inputs)
-    if isinstance(resume, str) and resume != "restart":
+    _check_one_of("objective", objective, get_args(SequenceKind))
+    _check_one_of("on_bad_line", on_bad_line, get_args(OnBadLine))
+    _check_one_of("append_eod", append_eod, (True, False))
+    _check_one_of("resume", resume, (True, False, "restart"))
+    if isinstance(json_keys, str):
         raise ValueError(
-            f"cannot preprocess files: expected resume as True, False or 'restart', found "
-            f"{resume!r}"
+            f"cannot preprocess files: expected json_keys as a list of keys, found {json_keys!r}"
         )
     names = {"objective": ("documents", "sentences", "cpm2"), "on_bad_line": ("fail", "skip")}
     for name, value in (("objective", objective), ("on_bad_line", on_bad_line)):
@@ -94,7 +99,7 @@ def preprocess(
         **arguments_of(tokenizer.spec),
         **tokenizer._options,
         "json_keys": list(json_keys),
-        "append_eod": append_eod,
+        "append_eod": bool(append_eod),
         "objective": objective,
         "workers": workers,
         "shard": None if shard is None else f"{shard[0]}/{shard[1]}",
@@ -110,6 +115,20 @@ def preprocess(
         )
     found: dict[str, Any] = json.loads(report)
     return found
+
+
+def _check_one_of(name: str, found: object, choices: tuple[object, ...]) -> None:
+    """Refuses a value that is none of the choices.
+
+    Raises:
+        ValueError: It names the argument, the choices and the value.
+    """
+    if found not in choices:
+        *others, last = map(repr, choices)
+        expected = f"{', '.join(others)} or {last}"
+        raise ValueError(
+            f"cannot preprocess files: expected {name} as {expected}, found {found!r}"
+        )
 
 
 def check(name: Url, *, progress: OnProgress = None) -> dict[str, Any]:

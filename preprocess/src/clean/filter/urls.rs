@@ -1,5 +1,6 @@
 //! A list of URLs whose documents are dropped.
 
+use std::borrow::Cow;
 use std::collections::HashSet;
 
 use crate::clean::UrlOptions;
@@ -85,7 +86,7 @@ impl UrlList {
 }
 
 struct Url<'a> {
-    /// In lower case, without user and port.
+    /// Without user and port, in the form that names of hosts have in the domain name system.
     host: String,
     path: &'a str,
 }
@@ -94,11 +95,39 @@ impl<'a> Url<'a> {
     fn parse(text: &'a str) -> Url<'a> {
         let text = text.trim();
         let rest = text.split_once("://").map_or(text, |(_, rest)| rest);
-        let (host, path) = rest.split_at(rest.find(['/', '?', '#']).unwrap_or(rest.len()));
+        let rest = rest.strip_prefix("//").unwrap_or(rest);
+        let end = rest.find(['/', '\\', '?', '#']).unwrap_or(rest.len());
+        let (host, path) = rest.split_at(end);
         let host = host.rsplit_once('@').map_or(host, |(_, host)| host);
-        let host = host.split_once(':').map_or(host, |(host, _)| host);
-        Url { host: host.trim_end_matches('.').to_lowercase(), path }
+        Url { host: host_name(host), path }
     }
+}
+
+/// One spelling of a host: percent escapes are decoded, letters are in lower case and Unicode's
+/// other spellings of them are mapped (UTS 46), a label with letters beyond ASCII is in Punycode
+/// (RFC 3492). The port and the dot of the root are dropped. A name that no browser would look up
+/// is only put in lower case.
+fn host_name(host: &str) -> String {
+    let port = host.rfind(':').filter(|&at| host[at + 1..].bytes().all(|b| b.is_ascii_digit()));
+    let host = percent_decoded(&host[..port.unwrap_or(host.len())]);
+    let name = idna::domain_to_ascii(&host).unwrap_or_else(|_| host.to_lowercase());
+    name.trim_end_matches('.').to_owned()
+}
+
+/// A text without percent escapes, or as it is if they are not of UTF-8.
+fn percent_decoded(text: &str) -> Cow<'_, str> {
+    if !text.contains('%') {
+        return text.into();
+    }
+    let mut bytes = Vec::with_capacity(text.len());
+    let mut rest = text.as_bytes();
+    while let Some((&byte, after)) = rest.split_first() {
+        let digit = |at: usize| char::from(*after.get(at)?).to_digit(16);
+        let escaped = digit(0).zip(digit(1)).filter(|_| byte == b'%');
+        bytes.push(escaped.map_or(byte, |(high, low)| (high << 4 | low) as u8)); // fits: 8 bits
+        rest = &after[if escaped.is_some() { 2 } else { 0 }..];
+    }
+    String::from_utf8(bytes).map_or(text.into(), Cow::from)
 }
 
 #[cfg(test)]
@@ -132,5 +161,44 @@ mod tests {
         ] {
             assert!(!list.has(url), "{url}");
         }
+    }
+
+    /// A host has many spellings, in the list as in the documents. The forms in Punycode are those
+    /// of Python's codec `idna`.
+    #[test]
+    fn all_spellings_of_a_host_are_one() {
+        let spellings = [
+            "köln.example",
+            "xn--kln-sna.example",
+            "//köln.example",
+            "http://ko\u{308}ln.example",
+            "https://KÖLN.Example.:8080",
+            "http://k%C3%B6ln.example",
+            "http://a:b@XN--KLN-SNA.EXAMPLE./",
+            "https://ｋöｌｎ。example",
+        ];
+        for line in spellings {
+            let mut list = UrlList::default();
+            list.add(line);
+            for url in spellings {
+                assert!(list.has(url), "{line}: {url}");
+                assert!(list.has(&format!("{url}?a")), "{line}: {url}");
+            }
+            assert!(list.has("https://www.köln.example/b"), "{line}");
+            assert!(list.has("https://köln.example\\b"), "{line}");
+            for url in ["http://koln.example", "http://köln.example.org", "http://xn--.example"] {
+                assert!(!list.has(url), "{line}: {url}");
+            }
+        }
+        let mut list = UrlList::default();
+        ["münchen", "http://köln.example/a", "%ff.example"].iter().for_each(|line| list.add(line));
+        for url in [
+            "http://www.xn--mnchen-3ya.example",
+            "http://xn--kln-sna.example/a/",
+            "http://%FF.example:80",
+        ] {
+            assert!(list.has(url), "{url}");
+        }
+        assert!(!list.has("http://xn--kln-sna.example/b"));
     }
 }

@@ -90,7 +90,7 @@ pub fn open_corpus(config: &Config) -> Result<Corpora> {
         let (store, prefix) = storage::locate(&corpus.path)?;
         check_kind(&*store, &prefix, &corpus.path, objective)?;
         for ending in endings {
-            let file = IndexedDataset::open(&store, &prefix.with_suffix(ending)?)?;
+            let file = IndexedDataset::open_tokens(&store, &prefix.with_suffix(ending)?)?;
             log::info!(
                 "data: {} has {} tokens in {} documents",
                 file.display(),

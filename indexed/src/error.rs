@@ -353,20 +353,25 @@ impl Error {
     }
 }
 
+/// What may be meant by the prefix of a dataset that does not exist.
+fn fmt_similar(f: &mut fmt::Formatter<'_>, found: &str, similar: &[String]) -> fmt::Result {
+    match similar.is_empty() {
+        false => write!(f, " (hint: there is {})", similar.join(", ")),
+        true if found == BIN_ALONE => f.write_str(
+            " (hint: `feedline convert` makes a dataset of a .bin of nanoGPT, llm.c, NeMo \
+             Automodel or lit-gpt)",
+        ),
+        true => Ok(()),
+    }
+}
+
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Error::Storage(error) => error.fmt(f),
             Error::NoDataset { prefix, found, similar } => {
                 write!(f, "cannot open {prefix}: expected {prefix}.idx and .bin, found {found}")?;
-                match similar.is_empty() {
-                    false => write!(f, " (hint: there is {})", similar.join(", ")),
-                    true if found == BIN_ALONE => f.write_str(
-                        " (hint: `feedline convert` makes a dataset of a .bin of nanoGPT, llm.c, \
-                         NeMo Automodel or lit-gpt)",
-                    ),
-                    true => Ok(()),
-                }
+                fmt_similar(f, found, similar)
             }
             Error::Malformed { file, offset, fault, found, expected } => {
                 write!(f, "cannot read {file}: expected {expected}, found {found}")?;

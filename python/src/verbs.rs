@@ -34,7 +34,8 @@ fn options_of(
     };
     let mut options = PreprocessOptions::new(inputs, out_prefix);
     options.keys = texts("json_keys");
-    options.append_eod = settings["append_eod"].as_bool().unwrap_or_default();
+    options.append_eod =
+        settings["append_eod"].as_bool().ok_or_else(|| unknown(settings, "append_eod"))?;
     options.tokenizer = TokenizerSpec {
         kind: text("kind").unwrap_or_default(),
         model: text("model"),
@@ -48,24 +49,34 @@ fn options_of(
     if let Some(workers) = settings["workers"].as_u64() {
         options.workers = workers as usize; // fits: 64 bits
     }
-    if settings["on_bad_line"] == "skip" {
-        options.on_bad_line = OnBadLine::Skip;
-    }
+    options.on_bad_line = match settings["on_bad_line"].as_str() {
+        Some("fail") => OnBadLine::Fail,
+        Some("skip") => OnBadLine::Skip,
+        _ => return Err(unknown(settings, "on_bad_line")),
+    };
     options.interrupted = match settings["interrupted"].as_str() {
         Some("resume") => ResumePolicy::Resume,
         Some("restart") => ResumePolicy::Restart,
-        _ => ResumePolicy::Refuse,
+        Some("refuse") => ResumePolicy::Refuse,
+        _ => return Err(unknown(settings, "interrupted")),
     };
     options.objective = match settings["objective"].as_str() {
         Some("cpm2") => Objective::Spans(SpanOptions::default()),
         Some("sentences") => Objective::Sentences(Default::default()),
-        _ => Objective::Documents,
+        Some("documents") => Objective::Documents,
+        _ => return Err(unknown(settings, "objective")),
     };
     if let Some(shard) = text("shard") {
         let bad = |why| PyValueError::new_err(format!("cannot use shard: {why}"));
         options.shard = Some(shard.parse().map_err(bad)?);
     }
     Ok(options)
+}
+
+/// The error of a setting that has no such value. The package has checked what its caller passed.
+fn unknown(settings: &Value, key: &str) -> PyErr {
+    let found = &settings[key];
+    PyValueError::new_err(format!("cannot use settings: {key} has no value {found}"))
 }
 
 /// Tokenizes files; returns the report as JSON. `progress` is called with counts.

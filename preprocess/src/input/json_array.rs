@@ -3,7 +3,7 @@
 
 use memchr::memchr2;
 
-use super::records::ByteSpan;
+use super::records::{BYTE_ORDER_MARK, ByteSpan};
 use crate::json::scanner::LineFault;
 
 /// A scan of a list that is read in pieces. It scans each byte once, except those of an element
@@ -61,6 +61,9 @@ impl ArrayScan {
             if byte.is_ascii_whitespace() {
                 self.at += 1;
                 continue;
+            }
+            if self.state == ScanState::Start && byte == BYTE_ORDER_MARK[0] {
+                return self.byte_order_mark(&bytes[self.at..]);
             }
             self.state = match (self.state, byte) {
                 (ScanState::Start, b'[') => ScanState::Opened,
@@ -142,6 +145,19 @@ impl ArrayScan {
         self.state = ScanState::AfterElement;
     }
 
+    /// Refuses a mark before the list, as before the object of a line; more bytes may show one.
+    fn byte_order_mark(&self, bytes: &[u8]) -> Result<(), ArrayFault> {
+        if bytes.starts_with(BYTE_ORDER_MARK) {
+            let mut fault = self.syntax_fault("a byte order mark".to_owned());
+            fault.hint = Some("write the file without a byte order mark");
+            return Err((self.at, fault));
+        }
+        match BYTE_ORDER_MARK.starts_with(bytes) {
+            true => Ok(()),
+            false => Err((self.at, self.syntax_fault(char_of(bytes, 0)))),
+        }
+    }
+
     fn syntax_fault(&self, found: String) -> LineFault {
         let expected = match self.state {
             ScanState::Start => "a list, '['",
@@ -160,5 +176,27 @@ fn char_of(bytes: &[u8], at: usize) -> String {
     match String::from_utf8_lossy(&bytes[at..end]).chars().next() {
         Some(char) if char.is_ascii_graphic() => format!("'{char}'"),
         _ => format!("byte {:#04x}", bytes[at]),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The mark is refused by its name, as before JSON lines, however the bytes arrive.
+    #[test]
+    fn a_byte_order_mark_is_named() {
+        let list = b"\xef\xbb\xbf[{}]";
+        for first in 1..=list.len() {
+            let (mut scan, mut spans) = (ArrayScan::new(0), Vec::new());
+            let scanned = scan.scan(&list[..first], &mut spans);
+            let (at, fault) = scanned.and_then(|()| scan.scan(list, &mut spans)).unwrap_err();
+            assert_eq!((at, fault.found.as_str()), (0, "a byte order mark"), "{first}");
+            assert!(fault.hint.is_some_and(|hint| hint.contains("without a byte order mark")));
+        }
+        for other in [b"\xef\xbb[]".as_slice(), b"\xef\x80\x80", b"\xc3\xa4"] {
+            let (at, fault) = ArrayScan::new(0).scan(other, &mut Vec::new()).unwrap_err();
+            assert!(at == 0 && fault.found.starts_with("byte 0x"), "{fault:?}");
+        }
     }
 }

@@ -5,10 +5,11 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use bytes::Bytes;
-use parquet::basic::Type;
+use parquet::basic::{Compression, Type};
 use parquet::column::reader::{ColumnReaderImpl, get_typed_column_reader};
 use parquet::data_type::{ByteArray, ByteArrayType};
 use parquet::errors::ParquetError;
+use parquet::file::metadata::RowGroupMetaData;
 use parquet::file::reader::{ChunkReader, FileReader as _, Length, SerializedFileReader};
 use storage::Object;
 
@@ -34,6 +35,8 @@ pub(super) struct RowReader {
     max_def_level: i16,
     /// The next group of rows.
     group: usize,
+    /// The row at which the groups before it end.
+    group_end: u64,
     pages: Option<ColumnReaderImpl<ByteArrayType>>,
     /// The next row, from 0.
     row: u64,
@@ -73,13 +76,17 @@ impl RowReader {
             return Err(bad_input(&input.name, found, format!("strings in column '{column}'")));
         }
         let groups = file.metadata().row_groups();
-        let rows = groups.iter().map(|group| u64::try_from(group.num_rows()).unwrap_or(0)).sum();
+        for group in groups {
+            check_compression(&input.name, group.column(at).compression())?;
+        }
+        let rows = groups.iter().map(group_rows).sum();
         let mut reader = RowReader {
             name: input.name.clone(),
             max_def_level: descriptor.max_def_level(),
             file,
             column: at,
             group: 0,
+            group_end: 0,
             pages: None,
             row: 0,
             rows,
@@ -97,13 +104,14 @@ impl RowReader {
     fn seek(&mut self, row: u64) -> Result<()> {
         let groups = self.file.metadata().row_groups();
         for group in groups {
-            let rows = u64::try_from(group.num_rows()).unwrap_or(0);
+            let rows = group_rows(group);
             if self.row + rows > row {
                 break;
             }
             self.row += rows;
             self.group += 1;
         }
+        self.group_end = self.row;
         let within = row.saturating_sub(self.row);
         if within > 0 && self.next_group()? {
             let name = &self.name;
@@ -131,6 +139,7 @@ impl RowReader {
         let group = self.file.get_row_group(self.group).map_err(failed)?;
         let column = group.get_column_reader(self.column).map_err(failed)?;
         self.pages = Some(get_typed_column_reader(column));
+        self.group_end += group_rows(group.metadata());
         self.group += 1;
         Ok(true)
     }
@@ -157,7 +166,7 @@ impl RowReader {
             let read = pages.read_records(ROWS, nullable, None, &mut values);
             let (rows, ..) = read.map_err(|error| read_error(&self.name, self.row, error))?;
             if rows == 0 {
-                self.pages = None;
+                self.end_group()?;
             }
             let mut texts = values.iter();
             for row in 0..rows {
@@ -172,6 +181,17 @@ impl RowReader {
         let stored = u128::from(self.stored_bytes) * u128::from(self.row);
         batch.stored_bytes = (stored / u128::from(self.rows.max(1))) as u64; // fits: a share of it
         Ok(if batch.spans.is_empty() { Filled::Nothing } else { Filled::Some })
+    }
+
+    /// A group whose pages end early would lose rows.
+    fn end_group(&mut self) -> Result<()> {
+        self.pages = None;
+        if self.row == self.group_end {
+            return Ok(());
+        }
+        let found = format!("{} rows", self.row);
+        let expected = format!("the {} of its groups up to here", self.group_end);
+        Err(bad_input(&self.name, found, expected).with_hint(DAMAGED))
     }
 
     fn push(&self, batch: &mut DocumentBatch, text: Option<&[u8]>) -> Result<()> {
@@ -212,8 +232,41 @@ fn read_error(name: &str, row: u64, error: ParquetError) -> Error {
         },
         other => other,
     };
+    let hint = match &error {
+        ParquetError::NYI(_) => WRITE_AGAIN,
+        ParquetError::EOF(_) | ParquetError::NeedMoreData(_) => "the file may be truncated",
+        _ => DAMAGED,
+    };
     let found = format!("an error after {row} rows: {error}");
-    bad_input(name, found, "valid Parquet").with_hint("the file may be truncated")
+    bad_input(name, found, "valid Parquet").with_hint(hint)
+}
+
+const WRITE_AGAIN: &str =
+    "write it again with another library or setting: pyarrow's defaults are read";
+
+const DAMAGED: &str =
+    "the file may be truncated, or was damaged after it was written: copy it again";
+
+/// Refuses a compression of pages that this build has no decoder for, before anything is read.
+pub(super) fn check_compression(name: &str, compression: Compression) -> Result<()> {
+    let found = match compression {
+        Compression::UNCOMPRESSED
+        | Compression::SNAPPY
+        | Compression::GZIP(_)
+        | Compression::ZSTD(_)
+        | Compression::LZ4
+        | Compression::LZ4_RAW => return Ok(()),
+        Compression::BROTLI(_) => "brotli",
+        Compression::LZO => "LZO",
+    };
+    let expected = "Parquet with pages in snappy, gzip, zstd or lz4, or uncompressed";
+    Err(bad_input(name, format!("pages in {found}"), expected).with_hint(
+        "write it again: pyarrow.parquet.write_table(pyarrow.parquet.read_table(FILE), NEW)",
+    ))
+}
+
+fn group_rows(group: &RowGroupMetaData) -> u64 {
+    u64::try_from(group.num_rows()).unwrap_or(0)
 }
 
 /// An object, adapted to Parquet's reader.

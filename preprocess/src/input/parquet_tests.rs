@@ -10,14 +10,19 @@ use ::parquet::file::properties::WriterProperties;
 use ::parquet::file::writer::{SerializedFileWriter, SerializedRowGroupWriter};
 use ::parquet::schema::parser::parse_message_type;
 
+use super::parquet::check_compression;
 use super::*;
 use crate::batch::document_batch::{BatchEnd, DocumentBatch};
 
 /// Writes rows in groups; a row may have no text.
 fn write(path: &std::path::Path, groups: &[&[Option<&str>]]) {
+    write_with(path, Compression::SNAPPY, groups);
+}
+
+fn write_with(path: &std::path::Path, compression: Compression, groups: &[&[Option<&str>]]) {
     let schema = "message m { required int32 id; optional binary text (UTF8); }";
     let schema = Arc::new(parse_message_type(schema).unwrap());
-    let properties = WriterProperties::builder().set_compression(Compression::SNAPPY).build();
+    let properties = WriterProperties::builder().set_compression(compression).build();
     let file = File::create(path).unwrap();
     let mut writer = SerializedFileWriter::new(file, schema, Arc::new(properties)).unwrap();
     for rows in groups {
@@ -109,5 +114,57 @@ fn missing_or_invalid_columns_are_refused() {
         while chunker.fill(&mut batch) && !matches!(batch.stop, Some(BatchEnd::Input(_))) {
             batch.reset();
         }
+    }
+}
+
+/// A changed byte of a page with a CRC-32 was once read as another text.
+#[test]
+fn a_page_with_another_checksum_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("a.parquet");
+    let mut bytes = include_bytes!("../../tests/golden/parquet/checksum.parquet").to_vec();
+    std::fs::write(&path, &bytes).unwrap();
+    let names = [path.display().to_string()];
+    let chunker = || {
+        let inputs = expand(&names, &InputOptions::default(), "text").unwrap();
+        InputChunker::new(inputs, 64, 1000)
+    };
+    let texts = cut(chunker()).0;
+    assert!(texts.len() == 6 && texts[3] == "row 3 of a column with checksums", "{texts:?}");
+    let at = bytes.windows(5).position(|window| window == b"row 3").unwrap();
+    bytes[at + 4] = b'9';
+    std::fs::write(&path, &bytes).unwrap();
+    let mut batch = DocumentBatch::default();
+    chunker().fill(&mut batch);
+    let Some(BatchEnd::Input(error)) = batch.stop else { panic!("{:?}", batch.stop) };
+    let message = error.to_string();
+    assert!(message.contains("CRC") && message.contains("was damaged"), "{message}");
+}
+
+/// The footer of a file names the codec of each column.
+#[test]
+fn pages_without_a_decoder_are_refused_by_name() {
+    for (compression, name) in [
+        (Compression::BROTLI(Default::default()), "pages in brotli"),
+        (Compression::LZO, "pages in LZO"),
+    ] {
+        let message = check_compression("a.parquet", compression).unwrap_err().to_string();
+        assert!(message.contains(name) && message.contains("hint: write it again"), "{message}");
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("a.parquet");
+    let names = [path.display().to_string()];
+    for compression in [
+        Compression::UNCOMPRESSED,
+        Compression::SNAPPY,
+        Compression::GZIP(Default::default()),
+        Compression::ZSTD(Default::default()),
+        Compression::LZ4,
+        Compression::LZ4_RAW,
+    ] {
+        write_with(&path, compression, &[&[Some("one"), Some("two")]]);
+        let inputs = expand(&names, &InputOptions::default(), "text").unwrap();
+        let texts = cut(InputChunker::new(inputs, 64, 1000)).0;
+        assert_eq!(texts, ["one", "two"], "{compression}");
     }
 }

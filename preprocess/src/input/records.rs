@@ -12,7 +12,7 @@ use super::text::{Separator, TextRules};
 /// The range of a document in the bytes of its batch.
 pub(crate) type ByteSpan = Range<usize>;
 
-const BYTE_ORDER_MARK: &[u8] = b"\xef\xbb\xbf";
+pub(super) const BYTE_ORDER_MARK: &[u8] = b"\xef\xbb\xbf";
 
 /// The format of an input's records.
 #[derive(Clone, Debug, Default)]

@@ -348,9 +348,9 @@ mod tests {
     }
 
     /// A generator whose numbers depend on the seed alone.
-    struct Random(u64);
+    struct WordSource(u64);
 
-    impl Random {
+    impl WordSource {
         fn below(&mut self, end: usize) -> usize {
             self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
             (self.0 >> 33) as usize % end
@@ -390,7 +390,7 @@ mod tests {
     }
 
     fn check_seed(seed: u64) {
-        let mut random = Random(seed);
+        let mut random = WordSource(seed);
         let letters: Vec<char> = "abcdé\u{2581}".chars().take(1 + random.below(6)).collect();
         let words = random.words(&letters);
         let inner_prefix = ["", "##"][random.below(2)];
@@ -421,7 +421,7 @@ mod tests {
     /// One word without an end, which the crate's trainer takes minutes for.
     #[test]
     fn a_word_of_many_letters_is_trained_on() {
-        let mut random = Random(5);
+        let mut random = WordSource(5);
         let letters = ['a', 'c', 'g', 't', 'n'];
         let letter = |_| letters[random.below(5).min(random.below(5))];
         let word: String = (0..1 << 18).map(letter).collect();

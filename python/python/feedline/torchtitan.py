@@ -64,8 +64,8 @@ CHECKPOINT_FIELDS = (
 # Documents whose last tokens are compared with the tokenizer's `eos_id`.
 DOCUMENTS_CHECKED_MAX = 16
 WITHOUT_DOCUMENTS = "reset_at_document=False, mask_eod_loss=False ignore documents"
-# Numpy's names for the type codes of Megatron's `.idx`.
-INDEX_DTYPES = {1: "<u1", 2: "<i1", 3: "<i2", 4: "<i4", 5: "<i8", 8: "<u2"}
+# Numpy's names for the type codes of Megatron's `.idx`. Only DeepSpeed's 6 is opened: uint16.
+INDEX_DTYPES = {1: "<u1", 2: "<i1", 3: "<i2", 4: "<i4", 5: "<i8", 6: "<u2", 8: "<u2"}
 
 
 class DataLoader(BaseDataLoader):

@@ -120,7 +120,7 @@ fn edges(all: &[Source]) -> BTreeSet<String> {
         is_socket.then(|| format!("socket {module}"))
     }));
     let of_others = |name: &String| !OWN_VARIABLES.iter().any(|start| name.starts_with(start));
-    let names = all.iter().flat_map(|source| environment_names(source)).filter(of_others);
+    let names = all.iter().flat_map(environment_names).filter(of_others);
     found.extend(names.map(|name| format!("variable {name}")));
     found
 }

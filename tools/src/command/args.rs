@@ -37,7 +37,8 @@ Examples:
     Inspect(Subject),
     /// Read every byte and compare it with its checksums and with the rules of its format.
     ///
-    /// Exit code 0: intact. 1: damaged, and the output names the place. 2: not found.
+    /// Exit code 0: intact. 1: damaged, and the output names the place. 2: not found, or no token
+    /// file of a known kind.
     #[command(after_help = "\
 Examples:
   feedline check data/wiki_text_document
@@ -219,7 +220,9 @@ pub struct Subject {
     /// marks those ends.
     #[arg(long, value_name = "ID")]
     pub eod: Option<u32>,
-    /// Type of the tokens, if the files do not record it [default: uint16]
+    /// Type of the tokens, if the files do not record it [default: uint16 for a .bin]
+    ///
+    /// Needed for tokens that look wider than 16 bits, and for type code 7 of DeepSpeed (uint32).
     #[arg(long, value_name = "TYPE", value_parser = dtype)]
     pub source_dtype: Option<Dtype>,
     /// Print JSON, with units in the keys.
@@ -284,12 +287,15 @@ pub struct Convert {
     /// A token id that does not fit is an error.
     #[arg(long, value_name = "TYPE", value_parser = dtype)]
     pub dtype: Option<Dtype>,
-    /// Type of the tokens in SOURCE, if its files do not record it [default: uint16]
+    /// Type of the tokens in SOURCE, if its files do not record it [default: uint16 for a .bin]
+    ///
+    /// Needed for tokens that look wider than 16 bits, and for type code 7 of DeepSpeed (uint32).
     #[arg(long, value_name = "TYPE", value_parser = dtype)]
     pub source_dtype: Option<Dtype>,
     /// Token id that ends documents, if the files of SOURCE do not record document ends.
     ///
-    /// Used by nanogpt, and by yuan with one row. Without it, the entire file is one document.
+    /// Used by nanogpt, by yuan with one row, and by files of datatrove and Dolma without an index.
+    /// Without it, the entire file is one document.
     #[arg(long, value_name = "ID")]
     pub eod: Option<u32>,
     #[command(flatten)]

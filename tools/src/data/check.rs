@@ -64,7 +64,8 @@ pub struct Eod {
 /// Reads everything and compares it with all checksums and with the rules of its format.
 ///
 /// # Errors
-/// If the target cannot be listed. Damage is in the verdict.
+/// If the target cannot be listed, or is not of the kind that its name promises. Damage is in the
+/// verdict.
 pub fn check(
     target: &InspectTarget,
     hints: &FormatHints,
@@ -74,11 +75,11 @@ pub fn check(
     let checked = match target {
         InspectTarget::Tokens { store, prefix } => {
             let result = tokens((store, prefix), Format::Mmididx, hints, work);
-            vec![finding(store.display(prefix), result)]
+            vec![finding(store.display(prefix), refused(result)?)]
         }
         InspectTarget::Foreign { store, prefix, format } => {
             let result = tokens((store, prefix), *format, hints, work);
-            vec![finding(format!("{} ({format})", store.display(prefix)), result)]
+            vec![finding(format!("{} ({format})", store.display(prefix)), refused(result)?)]
         }
         InspectTarget::Checkpoint { .. } | InspectTarget::Checkpoints { .. } => {
             let mut checked = Vec::new();
@@ -170,7 +171,25 @@ impl CheckVerdict {
     }
 }
 
-fn finding(what: String, result: Result<(u64, String, Option<Eod>)>) -> Finding {
+/// Tokens that were checked: bytes, contents, and the tokens that end documents.
+type Checked = Result<(u64, String, Option<Eod>)>;
+
+/// Returns the refusal of files that are no tokens, or of unknown type, as an error: nothing was
+/// checked, so nothing is damaged.
+fn refused(result: Checked) -> Result<Checked> {
+    match result {
+        Err(error) if is_refusal(&error) => Err(error),
+        result => Ok(result),
+    }
+}
+
+fn is_refusal(error: &anyhow::Error) -> bool {
+    use indexed::Error as E;
+    let error = error.downcast_ref();
+    matches!(error, Some(E::OtherKind { .. } | E::NotTokens { .. } | E::BadSetting { .. }))
+}
+
+fn finding(what: String, result: Checked) -> Finding {
     match result {
         Ok((read_bytes, finding, eod)) => Finding { what, ok: true, read_bytes, finding, eod },
         Err(error) => {

@@ -141,7 +141,7 @@ pub fn inspect(
 }
 
 fn tokens(store: &Arc<dyn Storage>, prefix: &Key) -> Result<Tokens> {
-    let dataset = IndexedDataset::open(store, prefix)?;
+    let dataset = IndexedDataset::open_tokens(store, prefix)?;
     let manifest = token_manifest(&**store, prefix)?.map(|manifest| manifest.meta);
     let count = dataset.sequence_count();
     let mut lens: Vec<u32> = (0..count).map(|seq| dataset.sequence_len(seq)).collect();

@@ -349,3 +349,81 @@ fn three_files_of_cpm2_are_compared_with_each_other() {
     let output = feedline(&["check", &prefix]);
     assert!(output.code == 1 && output.out.contains("start 3"), "{}", output.out);
 }
+
+/// Files that have the name of nanoGPT's, by every verb that opens a file without an index.
+#[test]
+fn a_bin_of_another_kind_is_refused_by_every_verb() {
+    let folder = tempfile::tempdir().unwrap();
+    let out = path(folder.path(), "out");
+    let wide: Vec<u8> = [50_256_u32, 11, 128_000].iter().flat_map(|id| id.to_le_bytes()).collect();
+    for (name, bytes, expected) in [
+        ("packed.bin", b"\x1f\x8b\x08\0\0\0\0\0\x02\x03".to_vec(), "gzip"),
+        ("pytorch_model.bin", torch_member(), "feedline ckpt import"),
+        ("wide.bin", wide.clone(), "--source-dtype uint32"),
+        ("raw.npy", wide.clone(), "--source-dtype"),
+        ("shuffled.ds", wide, "--source-dtype"),
+    ] {
+        let file = path(folder.path(), name);
+        std::fs::write(&file, bytes).unwrap();
+        for args in [vec!["convert", &file, &out], vec!["inspect", &file], vec!["check", &file]] {
+            let output = feedline(&args);
+            assert_eq!(output.code, 2, "{args:?}: {}", output.out);
+            assert!(output.err.contains(expected), "{args:?}: {}", output.err);
+        }
+    }
+    let packed = path(folder.path(), "packed.bin");
+    let output = feedline(&["convert", &packed, &out, "--from", "nanogpt"]);
+    assert!(output.code == 2 && output.err.contains("gzip"), "{}", output.err);
+    let file = path(folder.path(), "wide.bin");
+    let report = json(&["convert", &file, &out, "--source-dtype", "uint32"]);
+    assert_eq!((&report["tokens"], &report["dtype"]), (&3.into(), &"int32".into()), "{report}");
+}
+
+/// The start of a file of `torch.save`.
+fn torch_member() -> Vec<u8> {
+    let name = b"archive/data.pkl";
+    let mut bytes = b"PK\x03\x04".to_vec();
+    bytes.resize(26, 0);
+    bytes.extend([name.len() as u8, 0, 0, 0]);
+    [&bytes[..], name, &[0; 64]].concat()
+}
+
+#[test]
+fn a_shard_of_llm_c_is_read_by_its_header() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = path(folder.path(), "shard_000001.bin");
+    let mut bytes: Vec<u8> = [20_240_520_u32, 1, 5].iter().flat_map(|n| n.to_le_bytes()).collect();
+    bytes.resize(1024, 0);
+    bytes.extend([50_256_u16, 11, 12, 50_256, 21].iter().flat_map(|id| id.to_le_bytes()));
+    std::fs::write(&file, &bytes).unwrap();
+    let report = json(&["inspect", &file, "--eod", "50256"]);
+    assert_eq!(report["first_ids"], serde_json::json!([50_256, 11, 12, 50_256, 21]), "{report}");
+    let out = path(folder.path(), "out");
+    assert_eq!(json(&["convert", &file, &out, "--eod", "50256"])["documents"], 3);
+    assert_eq!(read(&format!("{out}.bin")), bytes[1024..]);
+    std::fs::write(&file, &bytes[..1030]).unwrap();
+    let output = feedline(&["check", &file]);
+    assert!(output.code == 1 && output.out.contains("5 tokens of uint16"), "{}", output.out);
+}
+
+/// DeepSpeed means uint32 by Megatron's code of float32.
+#[test]
+fn a_pair_of_deepspeed_is_not_taken_for_floats() {
+    let folder = tempfile::tempdir().unwrap();
+    let (ds, out) = (path(folder.path(), "ds"), path(folder.path(), "out"));
+    let counts = [1_u64, 2].iter().flat_map(|count| count.to_le_bytes());
+    let mut idx = [&b"MMIDIDX\0\0"[..], &1_u64.to_le_bytes(), &[7]].concat();
+    idx.extend(counts.chain(3_u32.to_le_bytes()));
+    idx.extend([0_u64, 0, 1].iter().flat_map(|entry| entry.to_le_bytes()));
+    std::fs::write(format!("{ds}.idx"), idx).unwrap();
+    let ids: Vec<u8> = [5_u32, 70_000, 7].iter().flat_map(|id| id.to_le_bytes()).collect();
+    std::fs::write(format!("{ds}.bin"), &ids).unwrap();
+    for args in [vec!["convert", &ds, &out], vec!["inspect", &ds], vec!["check", &ds]] {
+        let output = feedline(&args);
+        assert_eq!(output.code, 2, "{args:?}: {}", output.out);
+        assert!(output.err.contains("DeepSpeed"), "{args:?}: {}", output.err);
+    }
+    let report = json(&["convert", &ds, &out, "--source-dtype", "uint32"]);
+    assert_eq!((&report["tokens"], &report["dtype"]), (&3.into(), &"int32".into()), "{report}");
+    assert_eq!(read(&format!("{out}.bin")), ids);
+}

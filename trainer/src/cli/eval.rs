@@ -99,7 +99,7 @@ pub(crate) fn eval(task: &EvalTask) -> Result<ExitCode> {
             let (trained, options) = how.open(*stride)?;
             let config = trained.config();
             let (store, prefix) = storage::locate(prefix.as_deref().unwrap_or(config.corpus()))?;
-            let corpus = IndexedDataset::open(&store, &prefix)?;
+            let corpus = IndexedDataset::open_tokens(&store, &prefix)?;
             let which = Split::ALL[*part as usize];
             let split = split.clone().unwrap_or_else(|| config.data.split.0.clone());
             let task = CorpusTask { split, which, tokens_max: *tokens };

@@ -105,8 +105,8 @@ impl Dtype {
         }
     }
 
-    /// The same, with the bytes taken from an index: those of the first sequence that has tokens, up
-    /// to the next sequence or to the end of the `.bin`. `sequences` gives lengths and pointers.
+    /// The same, with the bytes taken from an index: those of the first sequence that has tokens,
+    /// up to the next sequence or to the end of the `.bin`. `sequences` gives lengths and pointers.
     pub(crate) fn of_items(
         self,
         sequences: impl IntoIterator<Item = Result<(i64, i64)>>,

@@ -1,6 +1,6 @@
 //! datatrove's `X.ds`, bare tokens of 16 or 32 bits, with `X.ds.index`, where each document ends:
-//! u64 in tokens; and with `X.ds.metadata`, text of three lines: the tokenizer, `|` and the bytes of
-//! a token; the count of tokens; that count for people. Its shuffler writes no index. A mask of
+//! u64 in tokens; and with `X.ds.metadata`, text of three lines: the tokenizer, `|` and the bytes
+//! of a token; the count of tokens; that count for people. Its shuffler writes no index. A mask of
 //! losses (`X.ds.loss`) is not read.
 
 use std::sync::Arc;

@@ -67,9 +67,8 @@ const TEXTS_BYTES_MAX: usize = 4 << 20;
 /// once before the training.
 ///
 /// # Errors
-/// [`Error::BadOption`] for an option out of range, and if the sample has too few pieces for the
-/// vocabulary; [`Error::BadInput`], [`Error::BadLine`], [`Error::Stream`] and [`Error::Storage`]
-/// for inputs; [`Error::Stopped`].
+/// `BadOption` of [`crate::Error`] for an option out of range, and if the sample has too few pieces
+/// for the vocabulary; `BadInput`, `BadLine`, `Stream` and `Storage` for inputs; `Stopped`.
 pub fn train(
     options: &TrainOptions,
     stop: &AtomicBool,

@@ -248,15 +248,6 @@ def test_an_item_has_the_same_arrays_however_it_is_read(corpus):
             np.testing.assert_array_equal(dataset[row][name], batch[name][row])
 
 
-@pytest.mark.parametrize("option", [{"objective": "sentence"}, {"on_bad_line": "ignore"}])
-def test_an_unknown_choice_of_preprocess_is_refused(tmp_path, option):
-    (tmp_path / "a.jsonl").write_text('{"text": "a"}\n')
-    name, value = next(iter(option.items()))
-    with pytest.raises(ValueError, match=f"expected {name} as one of .*, found '{value}'"):
-        feedline.preprocess(tmp_path / "a.jsonl", tmp_path / "out", progress=False, **option)
-    assert [each.name for each in tmp_path.iterdir()] == ["a.jsonl"]
-
-
 def test_a_pickled_dataset_is_reopened(corpus):
     dataset = opened(corpus)
     again = pickle.loads(pickle.dumps(dataset))

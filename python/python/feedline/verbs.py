@@ -84,13 +84,6 @@ def preprocess(
         raise ValueError(
             f"cannot preprocess files: expected json_keys as a list of keys, found {json_keys!r}"
         )
-    names = {"objective": ("documents", "sentences", "cpm2"), "on_bad_line": ("fail", "skip")}
-    for name, value in (("objective", objective), ("on_bad_line", on_bad_line)):
-        if value not in names[name]:
-            expected = ", ".join(names[name])
-            raise ValueError(
-                f"cannot preprocess files: expected {name} as one of {expected}, found {value!r}"
-            )
     if workers is not None:
         workers = integer_of(workers, "workers", "preprocess files", minimum=1)
     if not isinstance(tokenizer, Tokenizer):

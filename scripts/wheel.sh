@@ -25,7 +25,7 @@ case "${1:-}" in
     fi
     ;;
   --native) options=(--release) ;;
-  --dev) options=(--profile dev --compatibility linux --auditwheel skip) ;;
+  --dev) options=(--profile dev --features as-in-tests --compatibility linux --auditwheel skip) ;;
   --check) exec scripts/check_wheel.py "$target"/wheels/feedline-*.whl ;;
   *)
     echo "wheel: unknown argument '$1': expected --native, --dev, --check or none" >&2
@@ -36,7 +36,7 @@ esac
 scripts/setup.sh --wheel
 rm -f "$target"/wheels/feedline-*.whl
 .venv/bin/maturin build "${options[@]}" --locked --manifest-path python/Cargo.toml --out "$target/wheels"
-# Third-party crates have other features here than in the tests, so they are cached separately.
+# pyo3 is compiled for the wheel alone.
 [ "${1:-}" != --dev ] || scripts/build_cache.py save
 ls -l "$target"/wheels/feedline-*.whl
 scripts/check_binaries.py "$target"/wheels/feedline-*.whl

@@ -8,6 +8,7 @@ use std::sync::OnceLock;
 use log::{LevelFilter, Log, Metadata, Record};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
+use storage::StderrLog;
 use tools::command::Invocation;
 
 /// The exit code of a binary whose main thread panics.
@@ -40,7 +41,7 @@ pub(crate) fn run_program(
     };
     // As in the binaries, where nothing logs before a program sets its level.
     log::set_max_level(LevelFilter::Off);
-    OF_PROGRAM.get_or_init(|| preprocess::cli::WARNINGS);
+    OF_PROGRAM.get_or_init(|| &StderrLog);
     Ok(py.detach(|| {
         let code = catch_unwind(std::panic::AssertUnwindSafe(program)).unwrap_or(EXIT_PANICKED);
         // A binary does this when it exits, and ignores errors, too.

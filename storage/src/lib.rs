@@ -45,6 +45,7 @@ pub use base::key::Key;
 pub use base::printable::{printable, printable_message};
 pub use base::process_identity::{Liveness, ProcessIdentity};
 pub use base::remote_error::{RemoteError, RemoteErrorKind};
+pub use base::stderr_log::StderrLog;
 pub use base::time_span::TimeSpan;
 pub use base::units::{ByteSize, rate_text};
 pub use fs::detect::{IoEngine, Profile};

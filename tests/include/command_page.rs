@@ -48,7 +48,10 @@ fn section(command: &mut Command, contents: &mut String, sections: &mut String) 
     write!(sections, "## {name}\n\n{about}\n\n```text\n{}\n```\n\n", usage.trim()).unwrap();
     let mut headings = Vec::<(String, Vec<&Arg>)>::new();
     for arg in command.get_arguments() {
-        if arg.is_hide_set() || ["help", "version"].contains(&arg.get_id().as_str()) {
+        // Options of all commands are in the section of the program.
+        let is_elsewhere = arg.is_global_set() && name.contains(' ');
+        if arg.is_hide_set() || is_elsewhere || ["help", "version"].contains(&arg.get_id().as_str())
+        {
             continue;
         }
         let default = if arg.is_positional() { "Arguments" } else { "Options" };

@@ -3,7 +3,6 @@
 #![forbid(unsafe_code)]
 
 mod cli;
-mod logger;
 
 use std::io::{self, Write as _};
 use std::process::{Command, ExitCode};
@@ -12,8 +11,10 @@ use std::sync::atomic::AtomicBool;
 
 use anyhow::{Context as _, Result};
 use clap::{CommandFactory as _, Parser as _};
+use log::LevelFilter;
 use signal_hook::consts::{SIGINT, SIGTERM, SIGUSR1};
 use signal_hook::flag;
+use storage::StderrLog;
 use trainer::config::Config;
 use trainer::exit;
 use trainer::launch::World;
@@ -24,9 +25,10 @@ use trainer::{Host, Outcome};
 use crate::cli::args::{Cli, ConfigArgs, LaunchArgs, PlanArgs, TrainArgs, Verb};
 
 fn main() -> ExitCode {
-    logger::install();
+    let cli = Cli::parse();
+    StderrLog::install(cli.log);
     end_with_launcher();
-    let done = match &Cli::parse().verb {
+    let done = match &cli.verb {
         Verb::Train(args) => train(args),
         Verb::Generate(args) => cli::generate(args),
         Verb::Eval(task) => cli::eval(task),
@@ -60,7 +62,8 @@ fn train(args: &TrainArgs) -> Result<ExitCode> {
     let world = World::find(|name| std::env::var(name).ok())?;
     let rank = world.as_ref().map(|world| world.rank);
     if rank.is_some_and(|rank| rank > 0) {
-        logger::warnings_only();
+        // Another rank logs the same decisions.
+        log::set_max_level(log::max_level().min(LevelFilter::Warn));
     }
     let config = load(&args.config)?;
     let stop = Arc::new(AtomicBool::new(false));

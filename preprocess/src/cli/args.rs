@@ -9,7 +9,8 @@ use crate::{
 };
 use clap::{Parser, ValueEnum};
 use indexed::Dtype;
-use storage::{ByteSize, TimeSpan};
+use log::LevelFilter;
+use storage::{ByteSize, StderrLog, TimeSpan};
 
 /// Tokenize JSON lines into the token files that Megatron reads.
 ///
@@ -288,6 +289,16 @@ pub(crate) struct Cli {
     /// A bare number counts documents, as in Megatron.
     #[arg(long, value_name = "TIME", help_heading = "Process")]
     pub(crate) log_interval: Option<Interval>,
+
+    /// Write log lines of this severity and above to standard error: off, error, warn, info or
+    /// debug. Default: warn, and off with --quiet
+    #[arg(
+        long,
+        value_name = "LEVEL",
+        help_heading = "Process",
+        value_parser = StderrLog::level
+    )]
+    pub(crate) log: Option<LevelFilter>,
 
     /// Print neither progress nor summary
     #[arg(long, help_heading = "Process")]

@@ -7,7 +7,6 @@ mod args;
 mod compat;
 mod foreign;
 mod input;
-mod logger;
 mod progress;
 mod summary;
 
@@ -18,15 +17,14 @@ use std::sync::atomic::AtomicBool;
 
 use anyhow::{Context as _, Result};
 use clap::{CommandFactory as _, Parser as _};
+use log::LevelFilter;
 use signal_hook::consts::{SIGINT, SIGTERM};
-use storage::{ByteSize, printable_message};
+use storage::{ByteSize, StderrLog, printable_message};
 
 use crate::cli::args::Cli;
 use crate::cli::compat::translate;
 use crate::cli::progress::Reporter;
 use crate::{Error, estimate, open_gpt2, run_until};
-
-pub use logger::WARNINGS;
 
 /// `EX_TEMPFAIL` of `sysexits.h`: a temporary failure, after which batch systems requeue the job.
 const EXIT_STOPPED: u8 = 75;
@@ -87,9 +85,8 @@ fn run_command(cli: &Cli) -> Result<()> {
     if let Some(folder) = &cli.export_vocab {
         return export_vocab(cli, folder);
     }
-    if !cli.quiet {
-        logger::install();
-    }
+    let level = if cli.quiet { LevelFilter::Off } else { LevelFilter::Warn };
+    StderrLog::install(cli.log.unwrap_or(level));
     if cli.dry_run {
         return dry_run(cli);
     }

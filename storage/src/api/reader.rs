@@ -16,6 +16,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use crate::base::watchdog::WARN_AFTER;
 use crate::{Buffer, BufferPool, Object, Result};
 
 /// A queue of reads, each of which owns its buffer. It is created and used by one thread. Dropping
@@ -79,7 +80,7 @@ impl ReaderOptions {
             pool: Arc::clone(pool),
             depth: None,
             timeout: Duration::from_secs(300),
-            warn_after: [10, 30, 60].map(Duration::from_secs),
+            warn_after: WARN_AFTER,
             retry_pauses: [1, 8, 24].map(Duration::from_secs),
             orphans_max: 64,
         }

@@ -4,6 +4,7 @@ use std::sync::mpsc::{RecvTimeoutError, sync_channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use crate::base::watchdog::WARN_AFTER;
 use crate::{Error, Result};
 
 /// A startup step with a name and a time limit, such as `open corpus.bin`.
@@ -33,8 +34,7 @@ impl Stage {
     /// A step with this time limit. The log reports it at 10, 30 and 60 s.
     #[must_use]
     pub fn begin(operation: impl Into<String>, limit: Duration) -> Self {
-        let warn_after = [10, 30, 60].map(Duration::from_secs);
-        Stage { operation: operation.into(), limit, warn_after, stop: None }
+        Stage { operation: operation.into(), limit, warn_after: WARN_AFTER, stop: None }
     }
 
     /// Sets the ages at which the log reports it.

@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use crate::api::settings::{IoSettings, Location};
+use crate::base::pending_call::PendingCall;
 use crate::base::temp_names;
 use crate::fs::detect;
 use crate::fs::filesystem::{DirEntry, FileSystem, FsFile, Stat, folder_of};
@@ -67,9 +68,9 @@ impl OsFileSystem {
         Ok(OsFileSystem { profile, settings, shared: Arc::new(shared), renames_exclusively })
     }
 
-    fn file(&self, file: File, writable: bool) -> Arc<dyn FsFile> {
-        let shared = Arc::clone(&self.shared);
-        Arc::new(OsFile { file, writable, direct: OnceLock::new(), shared })
+    fn file(&self, file: File, path: &Path, writable: bool) -> Arc<dyn FsFile> {
+        let (path, shared) = (path.into(), Arc::clone(&self.shared));
+        Arc::new(OsFile { file, path, writable, direct: OnceLock::new(), shared })
     }
 
     /// Looks a name up, and once more if the client may have cached its absence. An NFS client
@@ -90,6 +91,11 @@ impl OsFileSystem {
     }
 }
 
+/// A call that the watchdog reports if the file system does not complete it.
+fn pending(operation: &'static str, path: &Path) -> PendingCall {
+    PendingCall::start(operation, path.display().to_string())
+}
+
 /// Makes the NFS client revalidate a folder with its server, and the parents that it caches as
 /// absent: opening a folder does that.
 fn revalidate(folder: &Path) {
@@ -108,6 +114,7 @@ fn is_absent(e: &io::Error) -> bool {
 
 impl FileSystem for OsFileSystem {
     fn open(&self, path: &Path) -> io::Result<Arc<dyn FsFile>> {
+        let _call = pending("open", path);
         // Without O_NONBLOCK, opening a named pipe would wait for a writer.
         let mut options = OpenOptions::new();
         let options = options.read(true).custom_flags(libc::O_NONBLOCK);
@@ -121,28 +128,31 @@ impl FileSystem for OsFileSystem {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, reason));
         }
         syscalls::advise_random(&file);
-        Ok(self.file(file, false))
+        Ok(self.file(file, path, false))
     }
 
     fn create_new(&self, path: &Path) -> io::Result<Arc<dyn FsFile>> {
-        Ok(self.file(new_file().open(path)?, true))
+        let _call = pending("create", path);
+        Ok(self.file(new_file().open(path)?, path, true))
     }
 
     fn create_sized(&self, path: &Path, len_bytes_max: u64) -> io::Result<Arc<dyn FsFile>> {
+        let _call = pending("create", path);
         let stripes = StripePolicy::for_len(len_bytes_max);
         if self.profile.file_system == "lustre"
             && let Some(stripes) = stripes
             && let Some(file) = stripes.create(path, &new_file())?
         {
-            return Ok(self.file(file, true));
+            return Ok(self.file(file, path, true));
         }
         self.create_new(path)
     }
 
     fn reopen(&self, path: &Path) -> io::Result<Arc<dyn FsFile>> {
+        let _call = pending("open", path);
         let open = self.lookup(path, || OpenOptions::new().read(true).write(true).open(path))?;
         let ours = open.metadata()?;
-        let file = self.file(open, true);
+        let file = self.file(open, path, true);
         file.lock()?;
         // Its writer may have finished or removed it before it released the lock: the locked file
         // is then another object, or none.
@@ -157,6 +167,7 @@ impl FileSystem for OsFileSystem {
     }
 
     fn stat(&self, path: &Path) -> io::Result<Stat> {
+        let _call = pending("stat", path);
         let meta = self.lookup(path, || fs::metadata(path))?;
         Ok(match meta.file_type() {
             kind if kind.is_file() => Stat::File { len_bytes: meta.len() },
@@ -166,6 +177,7 @@ impl FileSystem for OsFileSystem {
     }
 
     fn rename_new(&self, from: &Path, to: &Path) -> io::Result<()> {
+        let _call = pending("rename", from);
         match syscalls::rename_noreplace(from, to) {
             Err(e) if lacks_rename_noreplace(&e) => rename_new_fallback(from, to),
             outcome => outcome,
@@ -176,6 +188,7 @@ impl FileSystem for OsFileSystem {
         if let Some(&known) = self.renames_exclusively.get() {
             return Ok(known);
         }
+        let _call = pending("rename a file in", folder);
         let name = || folder.join(temp_names::name_for("rename", &self.writer()));
         let (from, to) = (name(), name());
         drop(OpenOptions::new().write(true).create_new(true).open(&from)?);
@@ -190,22 +203,27 @@ impl FileSystem for OsFileSystem {
     }
 
     fn rename_over(&self, from: &Path, to: &Path) -> io::Result<()> {
+        let _call = pending("rename", from);
         fs::rename(from, to)
     }
 
     fn unlink(&self, path: &Path) -> io::Result<()> {
+        let _call = pending("delete", path);
         self.lookup(path, || fs::remove_file(path))
     }
 
     fn mkdir(&self, path: &Path) -> io::Result<()> {
+        let _call = pending("create", path);
         fs::create_dir(path)
     }
 
     fn rmdir(&self, path: &Path) -> io::Result<()> {
+        let _call = pending("delete", path);
         fs::remove_dir(path)
     }
 
     fn sync_dir(&self, path: &Path) -> io::Result<()> {
+        let _call = pending("sync", path);
         match File::open(path)?.sync_all() {
             // Some FUSE and network file systems do not support it: their entries are durable when
             // the call that made them returns, or cannot be made durable.
@@ -215,6 +233,7 @@ impl FileSystem for OsFileSystem {
     }
 
     fn read_dir(&self, path: &Path) -> io::Result<Vec<DirEntry>> {
+        let _call = pending("list", path);
         let mut names = Vec::new();
         for entry in self.lookup(path, || fs::read_dir(path))? {
             let entry = entry?;
@@ -231,6 +250,7 @@ impl FileSystem for OsFileSystem {
     }
 
     fn free_bytes(&self, path: &Path) -> io::Result<Option<u64>> {
+        let _call = pending("stat", path);
         let nearest = path.ancestors().find(|p| !p.as_os_str().is_empty() && p.exists());
         Ok(syscalls::file_system(nearest.unwrap_or(Path::new(".")))?.free_bytes)
     }
@@ -298,6 +318,8 @@ fn is_same_file(a: &Path, b: &Path) -> bool {
 #[derive(Debug)]
 struct OsFile {
     file: File,
+    /// Its path when it was opened, for messages.
+    path: Box<Path>,
     writable: bool,
     /// The same file, reopened for direct I/O; `None` if that fails.
     direct: OnceLock<Option<Direct>>,
@@ -318,6 +340,7 @@ impl FsFile for OsFile {
     }
 
     fn read_many(&self, reads: &mut [RangeRead<'_>]) -> Result<(), TransferError> {
+        let _call = pending("read", &self.path);
         let is_big = |read: &RangeRead<'_>| read.buf.len() >= DIRECT_READ_BYTES_MIN;
         let direct = if reads.iter().any(is_big) { self.direct() } else { None };
         let Some(direct) = direct else {
@@ -334,6 +357,7 @@ impl FsFile for OsFile {
     }
 
     fn write(&self, offset: u64, bytes: &[u8]) -> Result<(), TransferError> {
+        let _call = pending("write", &self.path);
         let is_aligned = |value: usize| value.is_multiple_of(ALIGN_BYTES);
         let aligned = is_aligned(bytes.as_ptr() as usize)
             && is_aligned(bytes.len())
@@ -375,6 +399,7 @@ impl FsFile for OsFile {
     }
 
     fn allocate(&self, len_bytes: u64) -> io::Result<()> {
+        let _call = pending("reserve space for", &self.path);
         loop {
             match syscalls::allocate(&self.file, len_bytes) {
                 Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
@@ -391,6 +416,7 @@ impl FsFile for OsFile {
     }
 
     fn sync(&self) -> io::Result<()> {
+        let _call = pending("sync", &self.path);
         self.file.sync_all()
     }
 

@@ -1,5 +1,5 @@
-//! Reports stuck reads. The thread that submitted one may be stuck with it, inside the kernel, so
-//! this is done by another thread, which reads a table and touches neither files nor rings.
+//! Reports stuck reads from the thread of [`crate::base::watchdog`]: the thread that submitted one
+//! may be stuck with it.
 //!
 //! A reader has a [`RequestTable`], with an entry for each of its slots. Filling and clearing an
 //! entry are a few stores by the reader's thread, and a lock that is contended only if the entry is
@@ -10,11 +10,11 @@
 use std::fmt;
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
-use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::Object;
 use crate::base::per_process::PerProcess;
+use crate::base::watchdog::watch;
 
 /// The reads of this process in flight.
 #[derive(Clone, Copy, Debug)]
@@ -115,7 +115,6 @@ impl RequestTable {
         let mut all = all_tables();
         all.push(Arc::downgrade(&table));
         drop(all);
-        start_watchdog();
         RequestTable(table)
     }
 
@@ -219,7 +218,11 @@ impl Table {
 static TABLES: PerProcess<Mutex<Vec<Weak<Table>>>> = PerProcess::new();
 
 fn all_tables() -> MutexGuard<'static, Vec<Weak<Table>>> {
-    TABLES.get(Mutex::default).lock().unwrap_or_else(PoisonError::into_inner)
+    let first = || {
+        watch(scan);
+        Mutex::default()
+    };
+    TABLES.get(first).lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn tables() -> Vec<Arc<Table>> {
@@ -228,33 +231,10 @@ fn tables() -> Vec<Arc<Table>> {
     all.iter().filter_map(Weak::upgrade).collect()
 }
 
-/// The longest pause between two scans: a warning is at most this late.
-const SCAN_PAUSE_MAX: Duration = Duration::from_secs(1);
-
-/// The shortest, for tests with short limits.
-const SCAN_PAUSE_MIN: Duration = Duration::from_millis(5);
-
-fn start_watchdog() {
-    // The process that the watchdog runs in: a forked child has none of its parent's threads.
-    static RUNS_IN: AtomicU32 = AtomicU32::new(0);
-    let process = std::process::id();
-    if RUNS_IN.swap(process, Ordering::AcqRel) == process {
-        return;
-    }
-    let watch = || {
-        loop {
-            let tables = tables();
-            tables.iter().for_each(|table| table.warn_of_old_reads());
-            let soonest = tables.iter().map(|table| table.warn_after[0] / 8).min();
-            drop(tables);
-            thread::sleep(soonest.unwrap_or(SCAN_PAUSE_MAX).clamp(SCAN_PAUSE_MIN, SCAN_PAUSE_MAX));
-        }
-    };
-    let builder = thread::Builder::new().name("watchdog".to_owned()).stack_size(256 << 10);
-    if let Err(e) = builder.spawn(watch) {
-        RUNS_IN.store(0, Ordering::Release);
-        log::warn!("watchdog not started; stuck reads are not reported: {e}");
-    }
+fn scan() -> Option<Duration> {
+    let tables = tables();
+    tables.iter().for_each(|table| table.warn_of_old_reads());
+    tables.iter().map(|table| table.warn_after[0]).min()
 }
 
 /// Nanoseconds since the first call, and never 0.

@@ -15,6 +15,7 @@ use super::latency::LatencyTracker;
 use super::limiter::Limiter;
 use super::location::S3Options;
 use super::runtime::runtime;
+use crate::base::pending_call::PendingCall;
 use crate::base::per_process::PerProcess;
 use crate::base::rng::Rng;
 use crate::{Error, RemoteError, RemoteErrorKind, Result};
@@ -65,7 +66,9 @@ impl Bucket {
             return Ok(Arc::clone(live));
         }
         let runtime = runtime()?;
+        let call = PendingCall::start("find credentials for", format!("s3://{}", self.name));
         let clients = runtime.block_on(Clients::new(&self.options))?;
+        drop(call);
         let endpoint = clients.endpoint.as_deref().unwrap_or("AWS");
         log::info!("s3://{}: endpoint {endpoint}, queue depth {}", self.name, self.options.depth);
         let made = Arc::new(ProcessBucket {
@@ -218,6 +221,7 @@ impl ProcessBucket {
     where
         Attempt: Future<Output = std::result::Result<T, AttemptError>>,
     {
+        let _call = PendingCall::start(operation.to_owned(), object);
         let mut tries = Tries::default();
         loop {
             match self.once(&mut tries, self.response_timeout(0), attempt()).await {

@@ -9,6 +9,7 @@ use futures_util::stream;
 use super::attempt_error::AttemptError;
 use super::bucket::{Bucket, ProcessBucket};
 use super::get::{self, Opened, PIECE_BYTES};
+use crate::base::pending_call::PendingCall;
 use crate::s3::local_copy::map_copy;
 use crate::{Error, Map, Object, RangeRead, RemoteErrorKind, Result};
 
@@ -99,6 +100,7 @@ impl Object for S3Object {
         }
         let live = self.bucket.live()?;
         let live = &*live;
+        let _call = PendingCall::start("read", &*opened.name);
         let fills = reads.iter_mut().flat_map(|read| {
             let first = read.offset;
             let pieces = read.buf.chunks_mut(PIECE_BYTES).enumerate();

@@ -24,6 +24,7 @@ use super::bucket::{ProcessBucket, Tries};
 use super::list;
 use super::object::{head, is_taken};
 use super::resumable::{self, UploadRecord, UploadedPart};
+use crate::base::pending_call::PendingCall;
 use crate::base::rng::Rng;
 use crate::{Crc64, Error, FileEntry, Result, SyncPoint, Upload, crc64_join};
 
@@ -298,6 +299,7 @@ impl S3Upload {
     where
         Attempt: Future<Output = std::result::Result<(), AttemptError>>,
     {
+        let _call = PendingCall::start("write", &*self.target.name);
         let (mut tries, mut unsure) = (Tries::default(), false);
         loop {
             let failed = match self.live.once(&mut tries, max, attempt()).await {
@@ -421,6 +423,7 @@ impl Drop for S3Upload {
 
 impl Multipart {
     fn wait_for_one(&mut self, live: &ProcessBucket, name: &str) -> Result<()> {
+        let _call = PendingCall::start("write", name);
         match live.runtime.block_on(self.in_flight.join_next()) {
             None => Ok(()),
             Some(Ok(part)) => part.map(|part| self.parts.push(part)),

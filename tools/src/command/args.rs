@@ -13,6 +13,8 @@ use crate::{bench, doctor};
 use clap::{Args, Parser, Subcommand};
 use clap_complete::Shell;
 use indexed::{Dtype, Format};
+use log::LevelFilter;
+use storage::StderrLog;
 
 /// Inspect, check and convert token files and checkpoints, and benchmark the stores that hold them.
 ///
@@ -23,6 +25,17 @@ use indexed::{Dtype, Format};
 pub struct Cli {
     #[command(subcommand)]
     pub verb: Verb,
+
+    /// Write log lines of this severity and above to standard error: off, error, warn, info or
+    /// debug
+    #[arg(
+        long,
+        global = true,
+        value_name = "LEVEL",
+        default_value = "warn",
+        value_parser = StderrLog::level
+    )]
+    pub log: LevelFilter,
 }
 
 #[derive(Debug, Subcommand)]

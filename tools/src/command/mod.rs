@@ -15,6 +15,7 @@ use anyhow::{Context as _, Result};
 use args::{CheckArgs, Cli, IndexVerb, Verb};
 use clap::{CommandFactory as _, Parser as _};
 use serde::Serialize;
+use storage::StderrLog;
 
 use crate::ckpt::CkptOutput;
 use crate::data::{
@@ -62,7 +63,7 @@ impl Invocation {
 
 /// Runs the program. Returns its exit code.
 ///
-/// It prints, and handles SIGINT and SIGTERM.
+/// It prints, handles SIGINT and SIGTERM, and sets the logger of the process if there is none.
 #[must_use]
 pub fn run(invocation: &Invocation) -> u8 {
     let cli = match Cli::try_parse_from(&invocation.command_line) {
@@ -73,6 +74,7 @@ pub fn run(invocation: &Invocation) -> u8 {
             return if help_or_error.use_stderr() { 2 } else { 0 };
         }
     };
+    StderrLog::install(cli.log);
     match run_verb(&cli.verb, invocation) {
         Ok(code) => code,
         // The reader of the output has closed the pipe.

@@ -27,4 +27,5 @@ mod refusals;
 mod samples;
 mod signals;
 mod simulate;
+mod stalled;
 mod verbs;

@@ -2,6 +2,8 @@ use std::ffi::OsString;
 
 use clap::{Args, Parser, Subcommand};
 use clap_complete::Shell;
+use log::LevelFilter;
+use storage::StderrLog;
 
 use crate::cli::{EvalTask, GenerateArgs, ImportArgs, ReportArgs, SweepArgs};
 
@@ -14,6 +16,17 @@ use crate::cli::{EvalTask, GenerateArgs, ImportArgs, ReportArgs, SweepArgs};
 pub(crate) struct Cli {
     #[command(subcommand)]
     pub(crate) verb: Verb,
+
+    /// Write log lines of this severity and above to standard error: off, error, warn, info or
+    /// debug. Ranks other than the first write warnings at most
+    #[arg(
+        long,
+        global = true,
+        value_name = "LEVEL",
+        default_value = "info",
+        value_parser = StderrLog::level
+    )]
+    pub(crate) log: LevelFilter,
 }
 
 #[derive(Debug, Subcommand)]

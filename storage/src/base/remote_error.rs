@@ -177,9 +177,12 @@ impl RemoteErrorKind {
         Some(match self {
             C::NoCredentials => {
                 "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, AWS_PROFILE, or credentials=FILE \
-                 in the URL"
+                 in the URL; a profile of single sign-on needs aws sso login"
             }
-            C::Expired => "renew them; a profile, role or credential_process renews automatically",
+            C::Expired => {
+                "write new ones to the file or profile, which is read again; a role or \
+                 credential_process renews them by itself"
+            }
             C::ClockSkew => {
                 "set this machine's clock; check it with timedatectl or chronyc tracking"
             }

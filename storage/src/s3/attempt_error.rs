@@ -18,11 +18,20 @@ pub(crate) struct AttemptError {
     pub(crate) status: u16,
     pub(crate) response: String,
     pub(crate) request_id: Option<String>,
+    /// The server does not know the keys any more.
+    revoked: bool,
 }
 
 impl AttemptError {
     pub(crate) fn new(cause: RemoteErrorKind, response: impl Into<String>) -> Self {
-        AttemptError { cause, status: 0, response: response.into(), request_id: None }
+        let response = response.into();
+        AttemptError { cause, status: 0, response, request_id: None, revoked: false }
+    }
+
+    /// Other keys may help.
+    pub(crate) fn is_of_keys(&self) -> bool {
+        self.revoked
+            || matches!(self.cause, RemoteErrorKind::Expired | RemoteErrorKind::NoCredentials)
     }
 
     pub(crate) fn is_absent(&self) -> bool {
@@ -154,7 +163,8 @@ impl AttemptError {
                 response.push_str(part);
             }
         }
-        AttemptError { cause, status, response, request_id: request_id.map(str::to_owned) }
+        let (request_id, revoked) = (request_id.map(str::to_owned), code == "InvalidAccessKeyId");
+        AttemptError { cause, status, response, request_id, revoked }
     }
 }
 

@@ -32,7 +32,9 @@ pub(crate) struct Bucket {
 pub(crate) struct ProcessBucket {
     process: u32,
     pub(crate) runtime: &'static Runtime,
-    pub(crate) clients: Clients,
+    clients: Mutex<Arc<Clients>>,
+    /// Held while the keys are read again.
+    renewal: tokio::sync::Mutex<()>,
     pub(crate) bucket: String,
     pub(crate) options: S3Options,
     pub(crate) limiter: Limiter,
@@ -67,14 +69,15 @@ impl Bucket {
         }
         let runtime = runtime()?;
         let call = PendingCall::start("find credentials for", format!("s3://{}", self.name));
-        let clients = runtime.block_on(Clients::new(&self.options))?;
+        let clients = runtime.block_on(Clients::new(&self.options, 0))?;
         drop(call);
         let endpoint = clients.endpoint.as_deref().unwrap_or("AWS");
         log::info!("s3://{}: endpoint {endpoint}, queue depth {}", self.name, self.options.depth);
         let made = Arc::new(ProcessBucket {
             process,
             runtime,
-            clients,
+            clients: Mutex::new(Arc::new(clients)),
+            renewal: tokio::sync::Mutex::default(),
             bucket: self.name.clone(),
             options: self.options.clone(),
             limiter: Limiter::new(self.options.depth),
@@ -148,13 +151,18 @@ pub(crate) struct Tries {
     /// When the first one was admitted.
     started: Option<Instant>,
     made: u32,
+    /// The generation of the keys that the last one had.
+    generation: u64,
+    /// Whether the keys were read again for this request.
+    renewed: bool,
 }
 
 impl Tries {
     /// Starts an attempt. The total time counts from the first attempt: it excludes the wait for
     /// admission, which is long for the last part of a long read.
-    pub(crate) fn start(&mut self) {
+    pub(crate) fn start(&mut self, live: &ProcessBucket) {
         self.started.get_or_insert_with(Instant::now);
+        self.generation = live.clients().generation;
     }
 
     fn waited(&self) -> Duration {
@@ -174,6 +182,14 @@ impl Tries {
         self.made += 1;
         if failed.cause == RemoteErrorKind::SlowDown {
             live.limiter.slow_down(Instant::now());
+        }
+        if failed.is_of_keys() && !self.renewed {
+            self.renewed = true;
+            let is_renewed = live.renew_keys(self.generation).await;
+            // Without any keys, only a later request can succeed.
+            if is_renewed && failed.cause != RemoteErrorKind::NoCredentials {
+                return Ok(());
+            }
         }
         let spent = self.made >= live.options.tries || self.waited() >= TOTAL_MAX;
         if spent || !failed.cause.is_passing() {
@@ -211,6 +227,32 @@ impl ProcessBucket {
         self.process == std::process::id()
     }
 
+    /// The clients with the newest keys. Each attempt asks for them.
+    pub(crate) fn clients(&self) -> Arc<Clients> {
+        Arc::clone(&self.clients.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Reads the keys again, unless another request did so since `generation`. Returns whether that
+    /// succeeded.
+    async fn renew_keys(&self, generation: u64) -> bool {
+        let _renewal = self.renewal.lock().await;
+        if self.clients().generation != generation {
+            return true;
+        }
+        match Clients::new(&self.options, generation + 1).await {
+            Ok(clients) => {
+                log::info!("s3://{}: the credentials are read again", self.bucket);
+                let mut current = self.clients.lock().unwrap_or_else(PoisonError::into_inner);
+                *current = Arc::new(clients);
+                true
+            }
+            Err(e) => {
+                log::warn!("s3://{}: the credentials cannot be read again: {e}", self.bucket);
+                false
+            }
+        }
+    }
+
     /// Sends a small request, with retries.
     pub(crate) async fn with_retries<T, Attempt>(
         &self,
@@ -242,7 +284,7 @@ impl ProcessBucket {
         attempt: impl Future<Output = std::result::Result<T, AttemptError>>,
     ) -> std::result::Result<T, AttemptError> {
         let _permit = self.limiter.acquire().await;
-        tries.start();
+        tries.start(self);
         count(&self.metrics.requests, 1);
         let outcome = tokio::time::timeout(timeout, attempt).await;
         let timed_out = || {

@@ -41,6 +41,8 @@ const IDLE_NONE: Duration = Duration::from_millis(1);
 
 /// Two clients for one bucket: every connection of the second is a new one.
 pub(crate) struct Clients {
+    /// How often the keys were read again before these clients were made.
+    pub(crate) generation: u64,
     pub(crate) usual: Client,
     pub(crate) fresh: Client,
     /// Its name in messages.
@@ -48,8 +50,10 @@ pub(crate) struct Clients {
 }
 
 impl Clients {
-    /// Reads the environment and the profiles. Credentials are loaded with the first request.
-    pub(crate) async fn new(options: &S3Options) -> Result<Self> {
+    /// Reads the environment and the profiles. Credentials are loaded with the first request. The
+    /// SDK renews those that have a time of expiry, and keeps others, such as keys in a file: new
+    /// clients read them again.
+    pub(crate) async fn new(options: &S3Options, generation: u64) -> Result<Self> {
         let endpoint = options.endpoint.clone().or_else(endpoint_of_environment);
         let ca =
             options.ca.clone().or_else(|| std::env::var_os("AWS_CA_BUNDLE").map(PathBuf::from));
@@ -68,7 +72,7 @@ impl Clients {
             Ok(client(options, &loaded, endpoint.as_deref(), connections))
         };
         let (usual, fresh) = (client(IDLE_MAX)?, client(IDLE_NONE)?);
-        Ok(Clients { usual, fresh, endpoint })
+        Ok(Clients { generation, usual, fresh, endpoint })
     }
 }
 

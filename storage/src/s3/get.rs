@@ -84,7 +84,7 @@ impl Get<'_> {
     /// One attempt, when it is admitted. The time of a first attempt is recorded.
     async fn once(&self, tries: &mut Tries, deadline: Option<Instant>) -> AttemptResult<()> {
         let _permit = self.live.limiter.acquire().await;
-        tries.start();
+        tries.start(self.live);
         let made = tries.made();
         let started = Instant::now();
         let outcome = self.hedged(made, deadline).await;
@@ -100,11 +100,12 @@ impl Get<'_> {
         // Failed requests are retried soon enough: only first attempts are hedged.
         let slack = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
         let late = live.latency.late_after(self.len, slack).filter(|_| live.options.hedge);
+        let clients = live.clients();
         let Some(late) = late.filter(|_| made == 0) else {
-            return self.request(&live.clients.usual).await;
+            return self.request(&clients.usual).await;
         };
         let hedged = AtomicBool::new(false);
-        let first = self.request(&live.clients.usual);
+        let first = self.request(&clients.usual);
         let second = async {
             tokio::time::sleep(late).await;
             if !live.latency.may_hedge() {
@@ -112,7 +113,7 @@ impl Get<'_> {
             }
             hedged.store(true, Ordering::Relaxed);
             count(&live.metrics.hedges_sent, 1);
-            self.request(&live.clients.fresh).await
+            self.request(&clients.fresh).await
         };
         tokio::pin!(first, second);
         tokio::select! {

@@ -49,7 +49,7 @@ fn pages(
     loop {
         let token = &next;
         let attempt = || async move {
-            let list = live.clients.usual.list_objects_v2().bucket(&live.bucket).prefix(below);
+            let list = live.clients().usual.list_objects_v2().bucket(&live.bucket).prefix(below);
             let list = list.set_delimiter(delimiter.map(str::to_owned));
             list.set_continuation_token(token.clone()).send().await.map_err(AttemptError::of)
         };
@@ -65,16 +65,10 @@ fn pages(
 
 /// Deletes objects, a thousand at a time.
 pub(crate) fn delete(live: &ProcessBucket, paths: &[String], name: &str) -> Result<()> {
-    let client = &live.clients.usual;
     if let [path] = paths {
         let attempt = || async {
-            client
-                .delete_object()
-                .bucket(&live.bucket)
-                .key(path)
-                .send()
-                .await
-                .map_err(AttemptError::of)
+            let request = live.clients().usual.delete_object().bucket(&live.bucket).key(path);
+            request.send().await.map_err(AttemptError::of)
         };
         return live.runtime.block_on(live.with_retries("delete", name, attempt)).map(drop);
     }
@@ -85,7 +79,8 @@ pub(crate) fn delete(live: &ProcessBucket, paths: &[String], name: &str) -> Resu
         let delete =
             delete.map_err(|e| Error::from_io("delete", name, std::io::Error::other(e)))?;
         let attempt = || async {
-            let request = client.delete_objects().bucket(&live.bucket).delete(delete.clone());
+            let request = live.clients().usual.delete_objects().bucket(&live.bucket);
+            let request = request.delete(delete.clone());
             request.send().await.map_err(AttemptError::of)
         };
         let done = live.runtime.block_on(live.with_retries("delete", name, attempt))?;

@@ -19,10 +19,9 @@ pub(crate) fn head(
     path: &str,
     name: &str,
 ) -> Result<Option<HeadObjectOutput>> {
-    let client = &live.clients.usual;
     let attempt = || async {
-        let response = client.head_object().bucket(&live.bucket).key(path).send().await;
-        match response.map_err(AttemptError::of) {
+        let request = live.clients().usual.head_object().bucket(&live.bucket).key(path);
+        match request.send().await.map_err(AttemptError::of) {
             Ok(head) => Ok(Some(head)),
             Err(failed) if failed.is_absent() => Ok(None),
             // A HEAD response has no body and so no error code: the same query as a GET has both.
@@ -37,7 +36,7 @@ pub(crate) fn head(
 
 /// The error of a GET, where HEAD has no error code.
 async fn get_error(live: &ProcessBucket, path: &str) -> Option<AttemptError> {
-    let get = live.clients.usual.get_object().bucket(&live.bucket).key(path).range("bytes=0-0");
+    let get = live.clients().usual.get_object().bucket(&live.bucket).key(path).range("bytes=0-0");
     get.send().await.err().map(AttemptError::of)
 }
 

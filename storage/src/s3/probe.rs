@@ -45,7 +45,7 @@ struct Probe<'a> {
 impl Probe<'_> {
     async fn run(&self, depth: ProbeDepth) -> BucketInfo {
         let mut facts =
-            BucketInfo { endpoint: self.live.clients.endpoint.clone(), ..BucketInfo::default() };
+            BucketInfo { endpoint: self.live.clients().endpoint.clone(), ..BucketInfo::default() };
         (self.announce)("check an absent object");
         facts.clock_ahead_s = self.clock().await;
         let listed = self.list().await;
@@ -82,7 +82,7 @@ impl Probe<'_> {
 
     /// Seconds that the server's clock is ahead of this machine's, by the date of a response.
     async fn clock(&self) -> Option<i64> {
-        let head = self.live.clients.usual.head_object().bucket(&self.live.bucket);
+        let head = self.live.clients().usual.head_object().bucket(&self.live.bucket);
         let request = head.key(self.key.as_str()).send();
         let response = tokio::time::timeout(self.live.options.stall, request).await.ok()?;
         let Err(SdkError::ServiceError(response)) = response else { return None };
@@ -93,13 +93,13 @@ impl Probe<'_> {
     }
 
     async fn list(&self) -> Result<()> {
-        let list = self.live.clients.usual.list_objects_v2().bucket(&self.live.bucket);
+        let list = self.live.clients().usual.list_objects_v2().bucket(&self.live.bucket);
         let request = list.prefix(self.key.as_str()).max_keys(1).send();
         self.attempt("list", async { request.await.map(drop).map_err(AttemptError::of) }).await
     }
 
     async fn put(&self, only_new: bool, crc64: Option<&str>) -> Result<()> {
-        let put = self.live.clients.usual.put_object().bucket(&self.live.bucket);
+        let put = self.live.clients().usual.put_object().bucket(&self.live.bucket);
         let put = put.key(self.key.as_str()).body(ByteStream::from_static(BYTES));
         let put = put.set_if_none_match(only_new.then(|| "*".to_owned()));
         let request = put.set_checksum_crc64_nvme(crc64.map(str::to_owned)).send();
@@ -107,7 +107,7 @@ impl Probe<'_> {
     }
 
     async fn get(&self, range: Option<&str>, expected: &[u8]) -> Result<()> {
-        let get = self.live.clients.usual.get_object().bucket(&self.live.bucket);
+        let get = self.live.clients().usual.get_object().bucket(&self.live.bucket);
         let request = get.key(self.key.as_str()).set_range(range.map(str::to_owned)).send();
         let found = self.attempt("read", async {
             let body = request.await.map_err(AttemptError::of)?.body.collect().await;
@@ -125,14 +125,14 @@ impl Probe<'_> {
     }
 
     async fn delete(&self) -> Result<()> {
-        let delete = self.live.clients.usual.delete_object().bucket(&self.live.bucket);
+        let delete = self.live.clients().usual.delete_object().bucket(&self.live.bucket);
         let request = delete.key(self.key.as_str()).send();
         self.attempt("delete", async { request.await.map(drop).map_err(AttemptError::of) }).await
     }
 
     /// Whether multipart uploads work, and whether a taken name refuses one.
     async fn multipart(&self) -> (Option<String>, Option<bool>) {
-        let create = self.live.clients.usual.create_multipart_upload().bucket(&self.live.bucket);
+        let create = self.live.clients().usual.create_multipart_upload().bucket(&self.live.bucket);
         let request = create.key(self.key.as_str()).send();
         let created = self.attempt("start a multipart upload of", async {
             request.await.map_err(AttemptError::of)
@@ -144,7 +144,7 @@ impl Probe<'_> {
         let outcome = self.upload_and_complete(&id).await;
         let refused = refuses(&outcome);
         if refused != Some(false) {
-            let abort = self.live.clients.usual.abort_multipart_upload();
+            let abort = self.live.clients().usual.abort_multipart_upload();
             let abort = abort.bucket(&self.live.bucket).key(self.key.as_str()).upload_id(&id);
             let request = abort.send();
             let aborted = self
@@ -161,7 +161,7 @@ impl Probe<'_> {
 
     /// Completes an upload at a taken name, on the condition that it is free.
     async fn upload_and_complete(&self, id: &str) -> Result<()> {
-        let part = self.live.clients.usual.upload_part().bucket(&self.live.bucket);
+        let part = self.live.clients().usual.upload_part().bucket(&self.live.bucket);
         let part = part.key(self.key.as_str()).upload_id(id).part_number(1);
         let request = part.body(ByteStream::from_static(BYTES)).send();
         let sent = self
@@ -169,7 +169,7 @@ impl Probe<'_> {
             .await?;
         let part = CompletedPart::builder().part_number(1);
         let part = part.set_e_tag(sent.e_tag().map(str::to_owned)).build();
-        let complete = self.live.clients.usual.complete_multipart_upload();
+        let complete = self.live.clients().usual.complete_multipart_upload();
         let complete = complete.bucket(&self.live.bucket).key(self.key.as_str()).upload_id(id);
         let complete = complete
             .if_none_match("*")
@@ -183,7 +183,7 @@ impl Probe<'_> {
 
     /// Whether a lifecycle rule removes orphaned parts; `None` if that may not be queried.
     async fn lifecycle_rule(&self) -> Option<bool> {
-        let get = self.live.clients.usual.get_bucket_lifecycle_configuration();
+        let get = self.live.clients().usual.get_bucket_lifecycle_configuration();
         let request = get.bucket(&self.live.bucket).send();
         (self.announce)("read the lifecycle rules");
         match tokio::time::timeout(self.live.options.stall, request).await.ok()? {

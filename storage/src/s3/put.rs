@@ -87,7 +87,7 @@ struct Multipart {
 pub(crate) fn replace(live: &ProcessBucket, path: &str, name: &str, bytes: &[u8]) -> Result<()> {
     let attempt = || async {
         let body = ByteStream::from(bytes.to_vec());
-        let put = live.clients.usual.put_object().bucket(&live.bucket).key(path).body(body);
+        let put = live.clients().usual.put_object().bucket(&live.bucket).key(path).body(body);
         put.send().await.map(drop).map_err(AttemptError::of)
     };
     live.runtime.block_on(live.with_retries("replace", name, attempt))
@@ -271,7 +271,7 @@ impl S3Upload {
         let max = self.live.response_timeout(body.bytes().map_or(0, <[u8]>::len));
         let attempt = || async {
             let body = ByteStream::new(body.try_clone().expect("bytes in memory"));
-            let put = self.live.clients.usual.put_object().bucket(&self.live.bucket);
+            let put = self.live.clients().usual.put_object().bucket(&self.live.bucket);
             let put = put.key(&self.target.path).metadata(MARK, &self.mark).body(body);
             put.if_none_match("*").send().await.map(drop).map_err(AttemptError::of)
         };
@@ -282,7 +282,7 @@ impl S3Upload {
         // Servers join the parts during this request: AWS says that it may take minutes.
         let max = self.live.response_timeout(0) + Duration::from_secs(120);
         let attempt = || async {
-            let complete = self.live.clients.usual.complete_multipart_upload();
+            let complete = self.live.clients().usual.complete_multipart_upload();
             let complete = complete.bucket(&self.live.bucket).key(&self.target.path).upload_id(id);
             let complete = complete.multipart_upload(parts.clone()).if_none_match("*");
             complete.send().await.map(drop).map_err(AttemptError::of)
@@ -327,7 +327,7 @@ impl S3Upload {
     /// Whether the object at this name is this upload; `None` if there is none.
     async fn is_this_upload(&self) -> Result<Option<bool>> {
         let attempt = || async {
-            let head = self.live.clients.usual.head_object().bucket(&self.live.bucket);
+            let head = self.live.clients().usual.head_object().bucket(&self.live.bucket);
             match head.key(&self.target.path).send().await.map_err(AttemptError::of) {
                 Ok(head) => {
                     let mark = head.metadata().and_then(|metadata| metadata.get(MARK));
@@ -438,7 +438,7 @@ fn start_multipart(
     mark: &str,
 ) -> Result<Multipart> {
     let attempt = || async {
-        let create = live.clients.usual.create_multipart_upload().bucket(&live.bucket);
+        let create = live.clients().usual.create_multipart_upload().bucket(&live.bucket);
         create.key(&target.path).metadata(MARK, mark).send().await.map_err(AttemptError::of)
     };
     let output = live.runtime.block_on(live.with_retries(
@@ -459,7 +459,7 @@ fn start_multipart(
 /// Aborts a multipart upload.
 pub(crate) async fn abort(live: &ProcessBucket, target: &UploadTarget, id: &str) -> Result<()> {
     let attempt = || async {
-        let abort = live.clients.usual.abort_multipart_upload().bucket(&live.bucket);
+        let abort = live.clients().usual.abort_multipart_upload().bucket(&live.bucket);
         let abort = abort.key(&target.path).upload_id(id);
         abort.send().await.map(drop).map_err(AttemptError::of)
     };
@@ -478,7 +478,7 @@ async fn send(
     let mut tries = Tries::default();
     loop {
         let bytes = ByteStream::new(body.try_clone().expect("bytes in memory"));
-        let upload = live.clients.usual.upload_part().bucket(&live.bucket).key(&target.path);
+        let upload = live.clients().usual.upload_part().bucket(&live.bucket).key(&target.path);
         let sent = upload.upload_id(&id).part_number(part.number).body(bytes).send();
         match live.once(&mut tries, max, async { sent.await.map_err(AttemptError::of) }).await {
             Ok(sent) => {

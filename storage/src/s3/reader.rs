@@ -81,8 +81,8 @@ impl ReadBackend for S3Backend {
     }
 
     fn describe(&self, _: &Arc<dyn Object>, _: u64) -> (String, String) {
-        let endpoint = self.live.clients.endpoint.as_deref().unwrap_or("AWS");
-        ("s3".to_owned(), endpoint.to_owned())
+        let endpoint = self.live.clients().endpoint.clone();
+        ("s3".to_owned(), endpoint.unwrap_or_else(|| "AWS".to_owned()))
     }
 }
 

@@ -174,7 +174,7 @@ fn parts_of(
     loop {
         let after = &next;
         let attempt = || async move {
-            let list = live.clients.usual.list_parts().bucket(&live.bucket).key(&target.path);
+            let list = live.clients().usual.list_parts().bucket(&live.bucket).key(&target.path);
             let list = list.upload_id(id).set_part_number_marker(after.clone());
             list.send().await.map_err(AttemptError::of)
         };
@@ -240,7 +240,7 @@ fn missing_upload(state: &UploadRecord, target: &UploadTarget) -> Error {
 /// still running is unknown.
 fn log_other_uploads(live: &ProcessBucket, target: &UploadTarget, own_id: Option<&str>) {
     let attempt = || async {
-        let list = live.clients.usual.list_multipart_uploads().bucket(&live.bucket);
+        let list = live.clients().usual.list_multipart_uploads().bucket(&live.bucket);
         list.prefix(&target.path).send().await.map_err(AttemptError::of)
     };
     match live.runtime.block_on(live.with_retries(

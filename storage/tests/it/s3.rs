@@ -11,7 +11,7 @@ use std::sync::Arc;
 use storage::s3_server::{Fault, FaultRule, S3Server};
 use storage::testing::conformance;
 use storage::{
-    Error, Key, RemoteErrorKind, Storage, SyncPoint, crc64, open_url, read_all, write_all,
+    Error, Key, RangeRead, RemoteErrorKind, Storage, SyncPoint, crc64, open_url, read_all, write_all,
 };
 
 /// A fresh folder of a bucket for each check.
@@ -500,4 +500,77 @@ fn no_text_contains_a_secret() {
     text += &LOG.0.lock().unwrap();
     assert!(text.contains("s3://test: endpoint http://127.0.0.1"), "the log was not captured");
     assert!(!text.contains(server.secret()), "the text has a secret");
+}
+
+#[test]
+fn renewed_keys_are_read_in_the_middle_of_a_run() {
+    let server = S3Server::start().unwrap();
+    let store = open_url(&server.url("renewed")).unwrap();
+    write_all(&*store, &key("a"), &[7; 5000]).unwrap();
+    let object = store.open(&key("a")).unwrap();
+    server.renew_keys().unwrap();
+    // Requests of all kinds, the first of each thread with the keys before.
+    std::thread::scope(|scope| {
+        for i in 0..8 {
+            let (store, object) = (&store, &object);
+            scope.spawn(move || {
+                let mut bytes = [0; 5000];
+                object.read_many(&mut [RangeRead { offset: 0, buf: &mut bytes }]).unwrap();
+                assert_eq!(bytes, [7; 5000]);
+                write_all(&**store, &key(&format!("b{i}")), &[1]).unwrap();
+            });
+        }
+    });
+    assert_eq!(store.list(&Key::root()).unwrap().len(), 9);
+    store.delete(&key("a")).unwrap();
+}
+
+#[test]
+fn a_bucket_with_expired_keys_works_again_once_they_are_renewed() {
+    let server = S3Server::start().unwrap();
+    let store = open_url(&server.url("again")).unwrap();
+    write_all(&*store, &key("a"), &[7; 50]).unwrap();
+    server.expire_keys();
+    let before = server.request_count();
+    let error = read_all(&*store, &key("a")).unwrap_err();
+    assert!(matches!(&error, Error::Remote(e) if e.cause == RemoteErrorKind::Expired), "{error}");
+    // The keys were read again once, and were the same.
+    assert!(server.request_count() - before <= 4, "{}", server.request_count() - before);
+    server.renew_keys().unwrap();
+    assert_eq!(read_all(&*store, &key("a")).unwrap(), [7; 50]);
+    // Another store of the process in the same bucket has them too.
+    let other = open_url(&server.url("again")).unwrap();
+    assert_eq!(read_all(&*other, &key("a")).unwrap(), [7; 50]);
+}
+
+/// A profile as it is used, and its keys from a program.
+#[test]
+fn keys_of_a_program_are_used_and_asked_for_again() {
+    let server = S3Server::start().unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let (answer, profiles) = (folder.path().join("answer"), folder.path().join("profiles"));
+    let program = format!("cat {}", answer.display());
+    std::fs::write(&profiles, format!("[team]\ncredential_process = {program}\n")).unwrap();
+    let url = format!(
+        "s3://test/program?endpoint={}&credentials={}&profile=team",
+        server.endpoint(),
+        profiles.display()
+    );
+    let store = open_url(&url).unwrap();
+    // The program fails: there are no keys, and the error says why.
+    let error = write_all(&*store, &key("a"), &[7; 50]).unwrap_err();
+    let Error::Remote(remote) = &error else { panic!("{error}") };
+    assert_eq!(remote.cause, RemoteErrorKind::NoCredentials, "{error}");
+    let keys = |key: &str, expires: &str| {
+        format!(
+            "{{\"Version\": 1, \"AccessKeyId\": \"{key}\", \"SecretAccessKey\": \"{}\"{expires}}}",
+            server.secret()
+        )
+    };
+    std::fs::write(&answer, keys("accesskeyoftests", "")).unwrap();
+    write_all(&*store, &key("a"), &[7; 50]).unwrap();
+    server.expire_keys();
+    let later = ", \"Expiration\": \"2099-01-01T00:00:00Z\"";
+    std::fs::write(&answer, keys("renewedkeyoftests", later)).unwrap();
+    assert_eq!(read_all(&*store, &key("a")).unwrap(), [7; 50]);
 }

@@ -9,7 +9,7 @@ use aws_smithy_types::DateTime;
 use aws_smithy_types::date_time::Format;
 use futures_util::stream;
 use hyper::body::{Bytes, Incoming};
-use hyper::header::{CONTENT_RANGE, DATE, HeaderValue};
+use hyper::header::{AUTHORIZATION, CONTENT_RANGE, DATE, HeaderValue};
 use hyper::{Request, Response};
 use s3s::Body;
 use s3s::dto::StreamingBlob;
@@ -129,6 +129,8 @@ impl FaultRule {
 #[derive(Debug, Default)]
 pub(super) struct Faults {
     rules: Mutex<Vec<FaultRule>>,
+    /// An access key of which requests are refused as expired.
+    expired: Mutex<Option<&'static str>>,
     seen: AtomicU64,
     hits: AtomicU64,
 }
@@ -140,6 +142,17 @@ impl Faults {
 
     pub(super) fn add(&self, rule: FaultRule) {
         self.rules().push(rule);
+    }
+
+    pub(super) fn expire(&self, access_key: &'static str) {
+        *self.expired.lock().unwrap_or_else(PoisonError::into_inner) = Some(access_key);
+    }
+
+    fn is_expired(&self, request: &Request<Incoming>) -> bool {
+        let expired = *self.expired.lock().unwrap_or_else(PoisonError::into_inner);
+        let signature = request.headers().get(AUTHORIZATION).map_or(&[][..], |it| it.as_bytes());
+        let signature = String::from_utf8_lossy(signature);
+        expired.is_some_and(|key| signature.contains(&format!("Credential={key}/")))
     }
 
     pub(super) fn clear(&self) {
@@ -162,7 +175,8 @@ impl Faults {
             let hits = rule.hits(method, target);
             found.or(hits.then_some(rule.fault))
         };
-        let fault = self.rules().iter_mut().fold(None, hit);
+        let expired = self.is_expired(request).then_some(Fault::Expired);
+        let fault = self.rules().iter_mut().fold(expired, hit);
         self.hits.fetch_add(u64::from(fault.is_some()), Ordering::Relaxed);
         fault
     }

@@ -24,7 +24,7 @@ mod objects;
 use std::io::{self, Write as _};
 use std::net::SocketAddr;
 use std::os::unix::fs::OpenOptionsExt as _;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
@@ -49,6 +49,9 @@ const BUCKET: &str = "test";
 
 const ACCESS_KEY: &str = "accesskeyoftests";
 
+/// The one after [`S3Server::renew_keys`].
+const RENEWED_KEY: &str = "renewedkeyoftests";
+
 /// A running server. Dropping it stops it and discards its objects.
 #[derive(Debug)]
 pub struct S3Server {
@@ -70,12 +73,7 @@ impl S3Server {
         let secret = format!("{:016x}{:016x}", rng.next(), rng.next());
         let name = format!("feedline-test-{}-{:016x}", std::process::id(), rng.next());
         let credentials = std::env::temp_dir().join(name);
-        let mut file = std::fs::OpenOptions::new();
-        let mut file = file.write(true).create_new(true).mode(0o600).open(&credentials)?;
-        let keys = [("aws_access_key_id", ACCESS_KEY), ("aws_secret_access_key", &secret)];
-        writeln!(file, "[default]")?;
-        keys.iter().try_for_each(|(name, value)| writeln!(file, "{name} = {value}"))?;
-
+        write_keys(&credentials, ACCESS_KEY, &secret)?;
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(2)
             .thread_name("s3-server")
@@ -85,7 +83,9 @@ impl S3Server {
         let (address, memory, faults) =
             (listener.local_addr()?, ObjectTable::new(BUCKET), Arc::default());
         let mut service = S3ServiceBuilder::new(memory.clone());
-        service.set_auth(SimpleAuth::from_single(ACCESS_KEY, secret.clone()));
+        let mut auth = SimpleAuth::from_single(ACCESS_KEY, secret.clone());
+        auth.register(RENEWED_KEY.to_owned(), secret.clone().into());
+        service.set_auth(auth);
         runtime.spawn(accept(listener, service.build(), Arc::clone(&faults)));
         let runtime = Some(runtime);
         Ok(S3Server { address, credentials, secret, faults, memory, runtime })
@@ -110,6 +110,21 @@ impl S3Server {
     #[must_use]
     pub fn endpoint(&self) -> String {
         format!("http://{}", self.address)
+    }
+
+    /// Writes other keys to the file of credentials. Those before are expired from now on.
+    ///
+    /// # Errors
+    /// If the file cannot be written.
+    pub fn renew_keys(&self) -> io::Result<()> {
+        self.expire_keys();
+        std::fs::remove_file(&self.credentials)?;
+        write_keys(&self.credentials, RENEWED_KEY, &self.secret)
+    }
+
+    /// From now on, the keys of the start are expired.
+    pub fn expire_keys(&self) {
+        self.faults.expire(ACCESS_KEY);
     }
 
     /// The secret key of the requests, which must never appear in output.
@@ -167,6 +182,13 @@ impl Drop for S3Server {
         }
         let _ = std::fs::remove_file(&self.credentials);
     }
+}
+
+fn write_keys(path: &Path, access_key: &str, secret: &str) -> io::Result<()> {
+    let mut file = std::fs::OpenOptions::new();
+    let mut file = file.write(true).create_new(true).mode(0o600).open(path)?;
+    writeln!(file, "[default]\naws_access_key_id = {access_key}")?;
+    writeln!(file, "aws_secret_access_key = {secret}")
 }
 
 async fn accept(listener: TcpListener, service: S3Service, faults: Arc<Faults>) {

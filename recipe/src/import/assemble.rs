@@ -216,11 +216,12 @@ impl Build {
         self.set("model.bias", true);
     }
 
-    /// The T5 of Megatron is its GPT with an encoder, and its BERT has the norms of that GPT.
+    /// The T5 of Megatron is its GPT with an encoder. Its BERT has the norms of that GPT, except in
+    /// the release of 2019, which has those of the original BERT.
     fn encoders_of_megatron(&mut self, source: ConfigFormat, family: &str) {
-        if family == "bert" {
-            let text = "Megatron's BERT has norms before its blocks; here they come after the \
-                        blocks, as in the original BERT";
+        if family == "bert" && !self.is_of_2019() {
+            let text = "Megatron's BERT since 2020 has norms before its blocks; here they come \
+                        after the blocks, as in the original BERT and in Megatron of 2019";
             self.refuse("model.family", text.to_owned());
         }
         if family != "t5" {

@@ -18,6 +18,11 @@ const ARGUMENTS_OF_2019: [&str; 9] = [
 ];
 
 impl Build {
+    /// Whether the flags are those of Megatron's first release.
+    pub(super) fn is_of_2019(&self) -> bool {
+        ARGUMENTS_OF_2019.iter().any(|key| self.is_given(key))
+    }
+
     /// Megatron does not evaluate if the number of iterations is below 1, transformers if no
     /// strategy is set.
     pub(super) fn evaluation(&mut self) {
@@ -68,7 +73,7 @@ impl Build {
         if self.config_integer(KEY).is_some() || !sections.contains(&"megatron") {
             return;
         }
-        let is_of_2019 = ARGUMENTS_OF_2019.iter().any(|key| self.is_given(key));
+        let is_of_2019 = self.is_of_2019();
         let every = if is_of_2019 { 5000 } else { 0 };
         self.set(KEY, every);
         self.default_of("save-interval", &every.to_string(), KEY);

@@ -106,11 +106,13 @@ impl Build {
         }
         if let (ConfigFormat::Paddle, Some(data)) = (source, data) {
             let prefix = data.trim_end_matches('/');
-            self.notes.push(format!(
-                "{data} has Paddle's files NAME_ids.npy and NAME_idx.npz, which are converted \
-                 first: `feedline convert {prefix}/NAME {prefix}/converted`, then data.train = \
-                 \"{prefix}/converted\""
-            ));
+            let text = format!(
+                "data.train: expected token files, found a folder of NAME_ids.npy and NAME_idx.npz \
+                 (hint: `feedline convert {prefix}/NAME {prefix}/converted`, then set data.train = \
+                 \"{prefix}/converted\")"
+            );
+            self.remove("data.train");
+            self.correct("data", KeyStatus::Refused, &text);
         }
     }
 

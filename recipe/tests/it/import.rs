@@ -283,9 +283,17 @@ fn paddle_reads_its_base() {
             ("run.seed", "1024"),
         ],
     );
-    assert_eq!((refused(&run), run.missing.len()), (vec![], 0), "{run}");
+    // A folder of Paddle's files is no corpus here before it is converted.
+    let data = "Data.Train.dataset.input_dir";
+    assert_eq!((refused(&run), &*run.missing), (vec![data], &["data.train"][..]), "{run}");
+    let convert = "`feedline convert ./data/NAME ./data/converted`";
+    assert!(fate(&run, data).1.contains(convert), "{run}");
+    assert_eq!(config_value(&run, "data.train"), "absent");
     assert_eq!(fate(&run, "Model.recompute_granularity"), (KeyStatus::Implied, "not set"));
-    check_runs(&run, "", 8, 2);
+    let mut converted = run.clone();
+    let of_data = converted.config["data"].as_table_mut().unwrap();
+    of_data.insert("train".to_owned(), "data/converted".into());
+    check_runs(&converted, "", 8, 2);
 }
 
 /// Scripts also start programs of DeepSpeed and Hugging Face, with a JSON file.
@@ -639,10 +647,11 @@ fn masking_settings_are_imported() {
             ("data.special.pad", "0"),
         ],
     );
-    assert_eq!((refused(&paddle), paddle.missing.len()), (vec![], 0), "{paddle}");
+    let data = "Data.Train.dataset.input_dir";
+    assert_eq!((refused(&paddle), &*paddle.missing), (vec![data], &["data.train"][..]), "{paddle}");
     let tasks = ernie.replace("use_task_id: False", "use_task_id: True");
     let tasks = read_text("paddle", "ernie.yaml", &tasks).unwrap();
-    assert_eq!(refused(&tasks), ["Model.use_task_id"]);
+    assert_eq!(refused(&tasks), [data, "Model.use_task_id"]);
 }
 
 #[test]

@@ -313,6 +313,15 @@ fn a_colossal_config_in_a_program_is_read() {
         run.problems().unwrap().starts_with("cannot follow 2 keys: line 8, line 14; "),
         "{run}"
     );
+    // A tutorial in one file: its texts, classes and calls come before its names too.
+    let program = format!(
+        "\"\"\"Trains.\n\nA = b\n\"\"\"\nimport torch\nclass Texts(Dataset):\n    size = 4\n\n    \
+         def __len__(self):\n        return 1\n\n\n@cached\ndef build(\n    chunks=1,\n):\n    \
+         return 2\n\n\ntorch.backends.cudnn.benchmark = True\n{text}"
+    );
+    let whole = read_text("colossal", "train.py", &program).unwrap();
+    let code = ["line 6", "line 13", "line 14", "line 20", "line 28", "line 34"];
+    assert_eq!((refused(&whole), &whole.config), (code.to_vec(), &run.config), "{whole}");
     let twice = "SEQ_LEN = 64\nCONFIG = dict(SEQ_LEN=32)\n";
     let refusal = read_text("colossal", "a.py", twice).unwrap_err();
     assert!(refusal.contains("CONFIG has another value of SEQ_LEN"), "{refusal}");

@@ -4,6 +4,7 @@
 //! which generation is complete. But folders can be passed in another order, or one can belong to
 //! another state. So each folder has a mark with its owner and its number.
 
+use std::io::ErrorKind;
 use std::sync::Arc;
 use std::time::Duration;
 use std::{fmt, thread};
@@ -33,6 +34,37 @@ pub struct Folder {
     pub store: Arc<dyn Storage>,
     /// Its name there.
     pub key: Key,
+}
+
+impl Folder {
+    /// The folder with this key in the store of a URL. The folder that the URL names must exist: if
+    /// it does not, its disk is probably not mounted, and the state would be on the disk below.
+    ///
+    /// # Errors
+    /// [`Error::BadState`] for a missing folder; [`Error::Storage`] for a URL that cannot be used.
+    pub fn open(url: &str, key: &Key) -> Result<Self> {
+        let store = storage::open_url(url)?;
+        let object = store.display(&Key::root());
+        let found = match std::fs::metadata(&object) {
+            // Only file systems have paths.
+            _ if object.contains("://") => None,
+            Ok(about) if about.is_dir() => None,
+            Ok(_) => Some("a file"),
+            Err(error) if error.kind() == ErrorKind::NotFound => Some("none"),
+            Err(error) => return Err(storage::Error::from_io("stat", object, error).into()),
+        };
+        match found {
+            None => Ok(Folder { store, key: key.clone() }),
+            Some(found) => Err(Error::BadState {
+                operation: "offload to",
+                object,
+                reason: format!(
+                    "expected a folder, found {found} (hint: mount the disk, or create the folder \
+                     with mkdir)"
+                ),
+            }),
+        }
+    }
 }
 
 impl fmt::Display for Folder {

@@ -83,13 +83,14 @@ fn sample_rule(which: Split, config: &GptIndexConfig) -> Result<SampleRule> {
     })
 }
 
-/// The fewest epochs with this many samples, at least 1; `None` if no number of epochs suffices.
+/// The fewest epochs with this many samples, at least 1; `None` if no number of epochs suffices. For
+/// no samples one suffices, also without tokens, where Megatron does not end.
 fn epochs_for(samples: u64, tokens: u64, rule: &SampleRule) -> Option<u128> {
     let needed = u128::from(samples) * u128::from(rule.seq_len) + u128::from(rule.extra_tokens());
-    match (needed, tokens) {
-        (0, _) => Some(1),
+    match (samples, tokens) {
+        (0, 0) => Some(1),
         (_, 0) => None,
-        _ => Some(needed.div_ceil(tokens.into())),
+        _ => Some(needed.div_ceil(tokens.into()).max(1)),
     }
 }
 

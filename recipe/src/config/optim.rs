@@ -88,9 +88,9 @@ pub struct OptimConfig {
     pub clip: f64,
     /// Where moments and master weights are kept. `"none"`: in the memory of the device. `"cpu"`:
     /// in host memory. `"nvme:/path"`: in a folder on a disk. `"nvme:/disk0,/disk1"` divides the
-    /// bytes evenly between the folders. Each rank makes its own folder in them. `{local_rank}` in
-    /// a path is the number of the rank on its node, as in `"nvme:/disk{local_rank}"` for one disk
-    /// per rank. Default: `"none"`.
+    /// bytes evenly between the folders. The folders must exist, and each rank makes its own folder
+    /// in them. `{local_rank}` in a path is the number of the rank on its node, as in
+    /// `"nvme:/disk{local_rank}"` for one disk per rank. Default: `"none"`.
     #[serde(default)]
     pub offload: Offload,
     /// The learning rate schedule.

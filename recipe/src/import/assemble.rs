@@ -2,8 +2,9 @@
 
 use toml::{Table, Value};
 
+use super::keys::KeyRule;
 use super::read::Input;
-use super::{Build, ConfigFormat, Imported, KeyReport, KeyStatus, float, get, set, shown};
+use super::{Build, ConfigFormat, Imported, KeyReport, KeyStatus, float, get, is_same, set, shown};
 use crate::config::{Config, ConfigError};
 
 /// `torch.amp.GradScaler`. It has no smallest scale; the smallest here is 2^-24.
@@ -58,6 +59,7 @@ impl Build {
         self.saves(source, &input.sections);
         self.state();
         self.corpus(source);
+        self.conditional_keys();
         self.unused();
         for name in ["file", "model_file"].iter().filter_map(|name| self.facts.get(name)) {
             let text = shown(name);
@@ -216,11 +218,12 @@ impl Build {
         self.set("model.bias", true);
     }
 
-    /// The T5 of Megatron is its GPT with an encoder, and its BERT has the norms of that GPT.
+    /// The T5 of Megatron is its GPT with an encoder. Its BERT has the norms of that GPT, except in
+    /// the release of 2019, which has those of the original BERT.
     fn encoders_of_megatron(&mut self, source: ConfigFormat, family: &str) {
-        if family == "bert" {
-            let text = "Megatron's BERT has norms before its blocks; here they come after the \
-                        blocks, as in the original BERT";
+        if family == "bert" && !self.is_of_2019() {
+            let text = "Megatron's BERT since 2020 has norms before its blocks; here they come \
+                        after the blocks, as in the original BERT and in Megatron of 2019";
             self.refuse("model.family", text.to_owned());
         }
         if family != "t5" {
@@ -431,6 +434,37 @@ impl Build {
                 "expected both or neither of --reset-position-ids and --reset-attention-mask"
                     .to_owned(),
             ),
+        }
+    }
+
+    /// Refuses keys that the complete config does not imply.
+    fn conditional_keys(&mut self) {
+        for (at, rule, value) in std::mem::take(&mut self.conditional) {
+            let own = |target: &str| match get(&self.config, target) {
+                // Its default.
+                None if target == "parallel.tp" => Some(Value::Integer(1)),
+                own => own.cloned(),
+            };
+            let text = match rule {
+                KeyRule::Same { target, reason } => own(target)
+                    .filter(|own| !is_same(own, &value))
+                    .map(|own| format!("expected {}: {reason}", shown(&own))),
+                KeyRule::When { target, value: None, reason } => {
+                    own(target).is_none().then(|| format!("expected {target}: {reason}"))
+                }
+                KeyRule::When { target, value: Some(only), reason } => {
+                    let is_it = own(target).is_some_and(|own| shown(&own) == only);
+                    (!is_it).then(|| format!("expected {target} = {only}: {reason}"))
+                }
+                KeyRule::Unless { target, value: other, reason } => {
+                    let is_it = own(target).is_some_and(|own| shown(&own) == other);
+                    is_it.then(|| format!("with {target} = {other}: {reason}"))
+                }
+                _ => None,
+            };
+            if let Some(text) = text {
+                (self.fates[at].fate, self.fates[at].text) = (KeyStatus::Refused, text);
+            }
         }
     }
 

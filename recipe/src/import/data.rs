@@ -18,6 +18,11 @@ const ARGUMENTS_OF_2019: [&str; 9] = [
 ];
 
 impl Build {
+    /// Whether the flags are those of Megatron's first release.
+    pub(super) fn is_of_2019(&self) -> bool {
+        ARGUMENTS_OF_2019.iter().any(|key| self.is_given(key))
+    }
+
     /// Megatron does not evaluate if the number of iterations is below 1, transformers if no
     /// strategy is set.
     pub(super) fn evaluation(&mut self) {
@@ -68,7 +73,7 @@ impl Build {
         if self.config_integer(KEY).is_some() || !sections.contains(&"megatron") {
             return;
         }
-        let is_of_2019 = ARGUMENTS_OF_2019.iter().any(|key| self.is_given(key));
+        let is_of_2019 = self.is_of_2019();
         let every = if is_of_2019 { 5000 } else { 0 };
         self.set(KEY, every);
         self.default_of("save-interval", &every.to_string(), KEY);
@@ -101,11 +106,13 @@ impl Build {
         }
         if let (ConfigFormat::Paddle, Some(data)) = (source, data) {
             let prefix = data.trim_end_matches('/');
-            self.notes.push(format!(
-                "{data} has Paddle's files NAME_ids.npy and NAME_idx.npz, which are converted \
-                 first: `feedline convert {prefix}/NAME {prefix}/converted`, then data.train = \
-                 \"{prefix}/converted\""
-            ));
+            let text = format!(
+                "data.train: expected token files, found a folder of NAME_ids.npy and NAME_idx.npz \
+                 (hint: `feedline convert {prefix}/NAME {prefix}/converted`, then set data.train = \
+                 \"{prefix}/converted\")"
+            );
+            self.remove("data.train");
+            self.correct("data", KeyStatus::Refused, &text);
         }
     }
 

@@ -9,8 +9,11 @@
 //! | `as NAME TARGET` | the value is one of several that together set a config key |
 //! | `on TARGET=VALUE` | it is a boolean; if it is true, the config key gets this value |
 //! | `if TARGET=VALUE` | if it has a value, the config key gets this value |
-//! | `is VALUE reason` | other values are not supported |
-//! | `ok reason` | it is implied |
+//! | `is VALUE[\|VALUE ...] reason` | other values are not supported, also as items of a list |
+//! | `same TARGET reason` | it is implied if it has the value of the config key |
+//! | `when TARGET[=VALUE] reason` | it is implied if the config key has a value, or this value |
+//! | `unless TARGET=VALUE reason` | it is implied unless the config key has this value |
+//! | `ok reason` | it is implied, whatever its value |
 //! | `no reason` | it is not supported, unless it is off |
 
 use std::collections::HashMap;
@@ -31,7 +34,10 @@ pub(super) enum KeyRule {
     As { name: &'static str, target: &'static str },
     On { target: &'static str, value: &'static str },
     If { target: &'static str, value: &'static str },
-    Is { value: &'static str, reason: &'static str },
+    Is { values: &'static str, reason: &'static str },
+    Same { target: &'static str, reason: &'static str },
+    When { target: &'static str, value: Option<&'static str>, reason: &'static str },
+    Unless { target: &'static str, value: &'static str, reason: &'static str },
     Ok(&'static str),
     No(&'static str),
 }
@@ -43,6 +49,7 @@ impl KeyRule {
             KeyRule::To { target, .. }
             | KeyRule::As { target, .. }
             | KeyRule::On { target, .. }
+            | KeyRule::Same { target, .. }
             | KeyRule::If { target, .. } => Some(target),
             _ => None,
         }
@@ -137,7 +144,16 @@ fn row(line: &'static str) -> Option<KeyRow> {
             let (target, value) = first.split_once('=')?;
             if verb == "on" { KeyRule::On { target, value } } else { KeyRule::If { target, value } }
         }
-        "is" => KeyRule::Is { value: first, reason: after },
+        "is" => KeyRule::Is { values: first, reason: after },
+        "same" => KeyRule::Same { target: first, reason: after },
+        "when" => {
+            let (target, value) = first.split_once('=').unzip();
+            KeyRule::When { target: target.unwrap_or(first), value, reason: after }
+        }
+        "unless" => {
+            let (target, value) = first.split_once('=')?;
+            KeyRule::Unless { target, value, reason: after }
+        }
         "ok" => KeyRule::Ok(rest),
         "no" => KeyRule::No(rest),
         _ => return None,

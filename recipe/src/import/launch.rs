@@ -66,6 +66,8 @@ enum Launcher {
     Torchrun,
     Deepspeed,
     Accelerate,
+    Paddle,
+    Colossal,
     Srun,
     Mpirun,
     /// Containers, `env`, `nohup` and `python` itself.
@@ -125,6 +127,8 @@ fn split(words: &[String]) -> Vec<Launch> {
             "torchrun" | "torch.distributed.run" | "torch.distributed.launch" => Launcher::Torchrun,
             "deepspeed" | "deepspeed.launcher.runner" => Launcher::Deepspeed,
             "accelerate" | "accelerate.commands.launch" => Launcher::Accelerate,
+            "paddle.distributed.launch" | "fleetrun" => Launcher::Paddle,
+            "colossalai" => Launcher::Colossal,
             "srun" => Launcher::Srun,
             "mpirun" | "mpiexec" | "mpiexec.hydra" | "orterun" => Launcher::Mpirun,
             name if !word.starts_with('-') && is_other(name) => Launcher::Other,
@@ -200,11 +204,11 @@ fn counted(kind: Launcher, flag: &str) -> Option<&'static str> {
     match (kind, normal(flag).as_str()) {
         // `-N` are nodes, `-n` are tasks.
         (Launcher::Srun, "n") => Some(if flag == "-n" { "world" } else { "nodes" }),
-        (Launcher::Torchrun, "nproc-per-node")
+        (Launcher::Torchrun | Launcher::Paddle | Launcher::Colossal, "nproc-per-node")
         | (Launcher::Deepspeed, "num-gpus")
         | (Launcher::Srun, "ntasks-per-node") => Some("gpus"),
-        (Launcher::Torchrun, "nnodes")
-        | (Launcher::Deepspeed, "num-nodes")
+        (Launcher::Torchrun | Launcher::Paddle, "nnodes")
+        | (Launcher::Deepspeed | Launcher::Colossal, "num-nodes")
         | (Launcher::Srun, "nodes") => Some("nodes"),
         (Launcher::Accelerate, "num-processes")
         | (Launcher::Srun, "ntasks")
@@ -235,6 +239,15 @@ impl Keys {
         }
     }
 
+    /// A count, as the items of a list: `0,1,2,3`.
+    fn list(&mut self, key: String, name: &str, value: &str) {
+        if is_unknown(value) {
+            return self.push(key, name, value);
+        }
+        let count = value.split(',').filter(|item| !item.trim().is_empty()).count();
+        self.push(format!("{key} {value}"), name, &count.to_string());
+    }
+
     fn starts_another(&mut self, launch: &Launch) {
         for (flag, value) in &launch.flags {
             let (key, value) = (format!("{} {flag}", launch.name), value.clone());
@@ -254,6 +267,14 @@ impl Keys {
             match (launch.kind, normal(flag).as_str()) {
                 (Launcher::Deepspeed, "include" | "i") => self.include(key, value, launch, path),
                 (Launcher::Deepspeed, "hostfile" | "h") => self.hostfile(key, value, launch, path),
+                (Launcher::Paddle, "gpus" | "devices" | "xpus" | "npus") => {
+                    self.list(key, "gpus", value);
+                }
+                (Launcher::Paddle, "ips") | (Launcher::Colossal, "host") => {
+                    self.list(key, "nodes", value);
+                }
+                (Launcher::Colossal, "hostfile") => self.push(key, "unread", value),
+                (Launcher::Colossal, "include" | "exclude") => self.push(key, "unfixed", value),
                 (Launcher::Accelerate, "num-machines") => self.push(key, "machines", value),
                 (Launcher::Accelerate, "mixed-precision") => self.push(key, "precision", value),
                 (Launcher::Accelerate, "config-file") => self.push(key, "unread", value),

@@ -206,6 +206,8 @@ struct Build {
     keys: BTreeMap<&'static str, Vec<usize>>,
     /// The values that were used.
     used: RefCell<BTreeSet<String>>,
+    /// The reports and values of keys that are implied by the complete config.
+    conditional: Vec<(usize, KeyRule, Value)>,
     /// Whether there are training arguments of transformers.
     training: bool,
     fates: Vec<KeyReport>,
@@ -284,12 +286,22 @@ impl Build {
                 Err(kind) => expected(target, kind),
             },
             KeyRule::If { target, value } => self.put(target, plain(value)),
-            KeyRule::Is { value: only, .. } if is_same_as(only, value, notation) => {
-                implied("always so")
+            KeyRule::Is { values, .. } if is_among(values, value, notation) => implied("always so"),
+            KeyRule::Is { values, reason } => {
+                refused(format!("expected {}: {reason}", values.replace('|', " or ")))
             }
-            KeyRule::Is { value: only, reason } => refused(format!("expected {only}: {reason}")),
+            KeyRule::No(_) | KeyRule::When { .. } | KeyRule::Unless { .. }
+                if is_off(value, notation) =>
+            {
+                implied("off")
+            }
+            KeyRule::Same { reason, .. }
+            | KeyRule::When { reason, .. }
+            | KeyRule::Unless { reason, .. } => {
+                self.conditional.push((self.fates.len(), row.rule, value.clone()));
+                implied(reason)
+            }
             KeyRule::Ok(reason) => implied(reason),
-            KeyRule::No(_) if is_off(value, notation) => implied("off"),
             KeyRule::No(reason) => refused(reason.to_owned()),
         }
     }
@@ -425,7 +437,13 @@ fn is_same(a: &Value, b: &Value) -> bool {
     float(a).zip(float(b)).map_or_else(|| shown(a) == shown(b), |(a, b)| a == b)
 }
 
-/// Whether a value is the only supported one.
+/// Whether a value, or each item of a list, is among the supported ones.
+fn is_among(values: &str, value: &Value, notation: Notation) -> bool {
+    let is_one = |item: &Value| values.split('|').any(|only| is_same_as(only, item, notation));
+    is_one(value) || value.as_array().is_some_and(|items| items.iter().all(is_one))
+}
+
+/// Whether a value is this one.
 fn is_same_as(only: &str, value: &Value, notation: Notation) -> bool {
     let only = plain(only);
     match only {

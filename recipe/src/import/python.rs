@@ -6,10 +6,7 @@ use toml::{Table, Value};
 
 const DEPTH_MAX: usize = 32;
 
-/// Keywords that start a block of code.
-const BLOCKS: [&str; 9] = ["def", "class", "if", "else", "for", "while", "with", "try", "async"];
-
-/// The names of a file, and the first lines of blocks of code, which are not executed.
+/// The names of a file, and the first lines of other statements, which are not executed.
 #[derive(Debug, Default)]
 pub(super) struct Assignments {
     pub(super) names: Table,
@@ -17,63 +14,79 @@ pub(super) struct Assignments {
 }
 
 /// Reads the names of a file. Those of a `CONFIG = dict(...)` are names of the file, as
-/// `colossalai.launch(config=CONFIG)` has it.
+/// `colossalai.launch(config=CONFIG)` has it. Functions, classes and calls may be around them.
 pub(super) fn read(text: &str) -> Result<Assignments, String> {
-    let mut blocks = Vec::new();
-    let mut names = Table::new();
-    let mut pending = String::new();
-    let mut first_line = 0;
-    for (at, line) in text.lines().enumerate() {
-        let code = without_comment(line);
-        if pending.is_empty() {
-            let inside = !blocks.is_empty() && code.starts_with([' ', '\t']);
-            if code.trim().is_empty() || inside {
-                continue;
-            }
-            first_line = at + 1;
-            let word = code.split(|c: char| !c.is_alphabetic()).next().unwrap_or("");
-            let is_call = code.ends_with(')') && !code.contains('=') && !blocks.is_empty();
-            if !names.is_empty() && (BLOCKS.contains(&word) || code.starts_with('@')) || is_call {
-                blocks.push((first_line, code.trim_end().to_owned()));
-                continue;
-            }
-        }
-        pending.push_str(code);
-        pending.push('\n');
-        if balance(&pending) > 0 {
+    let mut found = Assignments::default();
+    let mut lines = text.lines().enumerate();
+    while let Some((at, line)) = lines.next() {
+        let mut statement = without_comment(line).to_owned();
+        let is_inside = !found.blocks.is_empty() && statement.starts_with([' ', '\t']);
+        if statement.trim().is_empty() || is_inside {
             continue;
         }
-        let refuse = |problem: String| format!("line {first_line}: {problem}");
-        let statement = std::mem::take(&mut pending);
-        // An imported value stays a name.
-        if statement.starts_with("import ") || statement.starts_with("from ") {
+        if let Some(quotes) = ["\"\"\"", "'''"].iter().find(|quotes| line.starts_with(**quotes)) {
+            // The text of the file.
+            if !line[quotes.len()..].contains(quotes) {
+                _ = lines.by_ref().find(|(_, line)| line.contains(quotes));
+            }
             continue;
         }
-        let (name, value) = statement
-            .split_once('=')
-            .filter(|(name, _)| is_name(name.trim()) && !statement.starts_with(' '))
-            .ok_or_else(|| {
-                refuse("expected 'NAME = value': the file is not executed".to_owned())
-            })?;
-        let mut parser = Parser { rest: value, names: &names, depth: 0 };
-        let value = parser.sum().map_err(refuse)?;
-        if !parser.rest.trim().is_empty() {
-            return Err(refuse(format!("unexpected '{}' after the value", parser.rest.trim())));
+        while balance(&statement) > 0 || statement.ends_with('\\') {
+            let (_, line) =
+                lines.next().ok_or_else(|| format!("line {}: unclosed bracket", at + 1))?;
+            statement.truncate(statement.trim_end_matches('\\').len());
+            statement.push('\n');
+            statement.push_str(without_comment(line));
         }
-        names.insert(name.trim().to_owned(), value);
+        found.add(at + 1, &statement).map_err(|problem| format!("line {}: {problem}", at + 1))?;
     }
-    if !pending.is_empty() {
-        return Err(format!("line {first_line}: unclosed bracket"));
+    if let (true, Some((line, _))) = (found.names.is_empty(), found.blocks.first()) {
+        return Err(format!("line {line}: expected 'NAME = value': the file is not executed"));
     }
-    if let Some(Value::Table(config)) = names.remove("CONFIG") {
+    if let Some(Value::Table(config)) = found.names.remove("CONFIG") {
         for (name, value) in config {
-            if names.get(&name).is_some_and(|other| *other != value) {
+            if found.names.get(&name).is_some_and(|other| *other != value) {
                 return Err(format!("CONFIG has another value of {name} than the file"));
             }
-            names.insert(name, value);
+            found.names.insert(name, value);
         }
     }
-    Ok(Assignments { names, blocks })
+    Ok(found)
+}
+
+/// A literal, or the text itself.
+pub(super) fn literal(text: &str) -> Value {
+    let mut parser = Parser { rest: text, names: &Table::new(), depth: 0 };
+    match parser.sum() {
+        Ok(value) if parser.rest.trim().is_empty() => value,
+        _ => Value::String(text.to_owned()),
+    }
+}
+
+impl Assignments {
+    /// Adds a complete statement, which starts in this line.
+    fn add(&mut self, line: usize, statement: &str) -> Result<(), String> {
+        // An imported value stays a name.
+        if statement.starts_with("import ") || statement.starts_with("from ") {
+            return Ok(());
+        }
+        let assigned = statement.split_once('=').filter(|(name, value)| {
+            is_name(name.trim()) && !statement.starts_with(' ') && !value.starts_with('=')
+        });
+        let Some((name, value)) = assigned else {
+            let first = statement.lines().next().unwrap_or_default().trim_end();
+            self.blocks.push((line, first.to_owned()));
+            return Ok(());
+        };
+        let mut parser = Parser { rest: value, names: &self.names, depth: 0 };
+        let value = parser.sum()?;
+        let rest = parser.rest.trim();
+        if !rest.is_empty() {
+            return Err(format!("unexpected '{rest}' after the value"));
+        }
+        self.names.insert(name.trim().to_owned(), value);
+        Ok(())
+    }
 }
 
 struct Parser<'a> {

@@ -21,6 +21,8 @@ pub(super) struct Input {
     pub(super) launch: Vec<SourceKey>,
     /// The sections of the tables with the keys.
     pub(super) sections: Vec<&'static str>,
+    /// Keys of a command line that override those of the files.
+    overrides: Vec<SourceKey>,
     /// The arguments of a script.
     arguments: Vec<String>,
     /// The program that a script starts.
@@ -50,6 +52,10 @@ pub(super) fn read(
             Failure::Syntax(message) => ConfigError::Syntax { file: file.clone(), message },
         })?;
     }
+    for key in std::mem::take(&mut input.overrides) {
+        input.given.retain(|given| given.name != key.name);
+        input.given.push(key);
+    }
     // The first section with a key wins, and the section of a program precedes those that it
     // shares.
     let order = ["cpm", "cpm2-model", "megatron"];
@@ -73,6 +79,9 @@ impl Input {
     fn add(&mut self, source: ConfigFormat, file: &str, name: &str) -> Result<(), Failure> {
         let text = read_text(file).map_err(Failure::Read)?;
         match source {
+            ConfigFormat::Paddle | ConfigFormat::Colossal if is_script(name, &text) => {
+                self.script(source, file, name, &text)?;
+            }
             ConfigFormat::Paddle => {
                 self.sections.push("paddle");
                 let table = with_bases(file, &text, 0)?;
@@ -131,16 +140,27 @@ impl Input {
                 .into());
         }
         self.sections.extend((source == ConfigFormat::Cpm).then_some("cpm"));
-        self.sections.push(if source == ConfigFormat::Hf { "training" } else { "megatron" });
+        self.sections.push(match source {
+            ConfigFormat::Hf => "training",
+            ConfigFormat::Paddle => "paddle",
+            ConfigFormat::Colossal => "colossal",
+            _ => "megatron",
+        });
         self.notes.extend(script.notes.iter().map(|note| format!("{file}: {note}")));
         for (key, text) in &script.doubts {
             self.add_uncertainty(file, key, text);
         }
         let program = shell::program::program_at(&script.command);
-        self.program = program.map(|at| script.command[at].clone());
+        let has_config = matches!(source, ConfigFormat::Paddle | ConfigFormat::Colossal);
+        // Its name is that of a model only if its flags are those of the model.
+        self.program = program.filter(|_| !has_config).map(|at| script.command[at].clone());
         let launcher = &script.command[..program.unwrap_or(0)];
         self.launch.extend(launch::keys(&script, launcher, file, path));
         let arguments = &script.command[program.map_or(0, |at| at + 1)..];
+        if source == ConfigFormat::Paddle {
+            self.overrides.extend(paddle_arguments(file, arguments));
+            return Ok(());
+        }
         for (key, name, value) in flags(&self.known(file, arguments)) {
             let name = if source == ConfigFormat::Hf { name.replace('-', "_") } else { name };
             // Of duplicate flags the last counts, as in argparse.
@@ -179,6 +199,37 @@ impl Input {
         }
         known
     }
+}
+
+/// Whether a file of a system with other configs is a launch script.
+fn is_script(name: &str, text: &str) -> bool {
+    let endings = [".sh", ".bash", ".slurm", ".sbatch"];
+    let is_shell = |word: &str| ["sh", "bash", "dash", "zsh"].contains(&shell::program::base(word));
+    let first = text.lines().next().and_then(|line| line.strip_prefix("#!"));
+    endings.iter().any(|ending| name.ends_with(ending))
+        || first.is_some_and(|line| line.split_whitespace().any(is_shell))
+}
+
+/// The arguments of PaddleFleetX's programs: `-c FILE`, and `-o KEY=VALUE` with keys of the file.
+fn paddle_arguments(file: &str, words: &[String]) -> Vec<SourceKey> {
+    let mut keys = Vec::new();
+    let mut push = |key: &str, name: &str, value: Value| {
+        let [file, key, name] = [file, key, name].map(str::to_owned);
+        keys.push(SourceKey { file, key, name, value });
+    };
+    let mut words = words.iter().map(String::as_str).peekable();
+    while let Some(word) = words.next() {
+        let given = word.split_once('=').filter(|_| word.starts_with("--"));
+        let (flag, value) = given.map_or((word, None), |(flag, value)| (flag, Some(value)));
+        let value = value.or_else(|| words.next_if(|next| !next.starts_with('-')));
+        let value = value.unwrap_or_default();
+        match (flag, value.split_once('=')) {
+            ("-c" | "--config", _) => push(flag, "config", Value::String(value.to_owned())),
+            ("-o" | "--override", Some((key, value))) => push(key, key, python::literal(value)),
+            _ => push(flag, flag.trim_start_matches('-'), Value::String(value.to_owned())),
+        }
+    }
+    keys
 }
 
 /// `--key value...`, `--key=value` and `--key` alone: the key as written, the key as in the tables,

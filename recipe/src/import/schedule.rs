@@ -32,7 +32,7 @@ impl Build {
             self.correct(unit, KeyStatus::Refused, "run.budget: another key sets it");
         }
         if self.training && self.count("steps").is_some_and(|steps| steps <= 0) {
-            self.correct("steps", KeyStatus::Implied, "num_train_epochs ends the run");
+            self.correct("steps", KeyStatus::Implied, "not set: num_train_epochs ends the run");
         }
         if let Some(minutes) = self.count("wall_minutes") {
             self.set("run.max_wall", format!("{minutes}m"));

@@ -13,8 +13,9 @@ use crate::schedule::{Pass, Pipeline};
 /// Bytes of a parameter in f32.
 const F32_BYTES: u64 = 4;
 
-/// Peak memory of one rank by component, in bytes. Weights, gradients and moments are exact, the
-/// rest is an estimate that agrees with measured runs.
+/// Peak memory of one rank by component, in bytes, of the device and of its process in the host.
+/// `offload`, `input_buffers`, `staging` and `program` are in the host. Weights, gradients and
+/// moments are exact, the rest is an estimate that agrees with measured runs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct MemoryPlan {
     /// f32 weights: 4 bytes per parameter in the slice of this replica. 0 if they are offloaded.

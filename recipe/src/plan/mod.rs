@@ -33,7 +33,7 @@ const EPOCHS_MANY: f64 = 4.0;
 pub struct PlanInputs {
     /// Tokens of the text of the corpus.
     pub corpus_tokens: Option<u64>,
-    /// Memory of each rank: a plan that needs more is refused.
+    /// Memory of each rank, on the device and in the host: a plan that needs more is refused.
     pub memory_bytes: Option<u64>,
     /// Memory of the machine that plans, if the run may be for another machine: a plan that needs
     /// more has a warning.

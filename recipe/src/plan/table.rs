@@ -84,16 +84,20 @@ impl RunPlan {
         let all = &self.memory_bytes;
         let rows = [
             ("weights", all.weights, "f32, slice of one replica"),
-            ("offloaded", all.offload, "f32 weights and moments, or their staging buffers"),
+            (
+                "offloaded",
+                all.offload,
+                "in host memory: f32 weights and moments, or their staging buffers",
+            ),
             ("compute copy", all.compute_copy, "weights in the format of the computation"),
             ("Adam moments", all.moments, "8 B per parameter, slice of one replica"),
             ("gradients", all.gradients, "partial sums of the tree over micro-batches"),
             ("activations", all.activations, "of the micro-batches in flight"),
-            ("input buffers", all.input_buffers, "staging of inputs for the disk"),
+            ("input buffers", all.input_buffers, "in host memory: staging of inputs for the disk"),
             ("backward", all.backward, "logits of 512 tokens, or gradients of one micro-batch"),
             ("exchange", all.exchange, "buffers between replicas"),
-            ("staging", all.staging, "copy of the state for an async save"),
-            ("program", all.program, "libtorch, measured"),
+            ("staging", all.staging, "in host memory: copy of the state for an async save"),
+            ("program", all.program, "in host memory: libtorch, measured"),
             ("total", all.total, ""),
         ];
         let rows = rows.into_iter().filter(|(_, value, _)| *value > 0);

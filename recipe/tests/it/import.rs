@@ -283,9 +283,17 @@ fn paddle_reads_its_base() {
             ("run.seed", "1024"),
         ],
     );
-    assert_eq!((refused(&run), run.missing.len()), (vec![], 0), "{run}");
+    // A folder of Paddle's files is no corpus here before it is converted.
+    let data = "Data.Train.dataset.input_dir";
+    assert_eq!((refused(&run), &*run.missing), (vec![data], &["data.train"][..]), "{run}");
+    let convert = "`feedline convert ./data/NAME ./data/converted`";
+    assert!(fate(&run, data).1.contains(convert), "{run}");
+    assert_eq!(config_value(&run, "data.train"), "absent");
     assert_eq!(fate(&run, "Model.recompute_granularity"), (KeyStatus::Implied, "not set"));
-    check_runs(&run, "", 8, 2);
+    let mut converted = run.clone();
+    let of_data = converted.config["data"].as_table_mut().unwrap();
+    of_data.insert("train".to_owned(), "data/converted".into());
+    check_runs(&converted, "", 8, 2);
 }
 
 /// Scripts also start programs of DeepSpeed and Hugging Face, with a JSON file.
@@ -377,7 +385,8 @@ fn colossal_is_read_as_data() {
             ("optim.clip", "0.0"),
         ],
     );
-    assert_eq!((refused(&run), &run.missing[..]), (vec![], &["run.budget", "data.train"][..]));
+    let missing = &["run.budget", "data.train"][..];
+    assert_eq!((refused(&run), &run.missing[..]), (vec!["NUM_EPOCHS"], missing), "{run}");
     assert_eq!(fate(&run, "TENSOR_SHAPE").0, KeyStatus::Implied);
     // An import may span several lines.
     let text = "from a import (B,\n               GPT2_small_pipeline_hybrid)\nimport d\n\
@@ -611,12 +620,13 @@ fn masking_settings_are_imported() {
     check(&learned, &[("model.family", "\"t5\""), ("model.dec_len", "128")]);
     check(&learned, &[("model.activation", "\"gelu-tanh\""), ("model.tie_embeddings", "true")]);
     check(&learned, &megatrons.map(|(key, expected)| (&*format!("model.{key}").leak(), expected)));
-    assert_eq!(refused(&learned), Vec::<&str>::new(), "{learned}");
+    // The vocabulary file has no sentinels, and the run needs their ids.
+    assert_eq!(refused(&learned), ["--vocab-extra-ids"], "{learned}");
     let relative = t5("--position-embedding-type relative --disable-bias-linear --swiglu");
     check(&relative, &[("model.positions", "\"relative-bias\""), ("model.bias", "false")]);
     check(&relative, &[("model.activation", "\"swiglu\""), ("model.norm", "\"layernorm\"")]);
     assert!(relative.notes.iter().any(|note| note.contains("not scaled here")), "{relative}");
-    assert_eq!(refused(&relative), Vec::<&str>::new(), "{relative}");
+    assert_eq!(refused(&relative), ["--vocab-extra-ids"], "{relative}");
 
     let ernie = "Global:\n  seed: 1024\n  binary_head: True\n  local_batch_size: 8\n  \
                  micro_batch_size: 8\nEngine:\n  max_steps: 500\nModel:\n  module: ErnieModule\n  \
@@ -639,10 +649,11 @@ fn masking_settings_are_imported() {
             ("data.special.pad", "0"),
         ],
     );
-    assert_eq!((refused(&paddle), paddle.missing.len()), (vec![], 0), "{paddle}");
+    let data = "Data.Train.dataset.input_dir";
+    assert_eq!((refused(&paddle), &*paddle.missing), (vec![data], &["data.train"][..]), "{paddle}");
     let tasks = ernie.replace("use_task_id: False", "use_task_id: True");
     let tasks = read_text("paddle", "ernie.yaml", &tasks).unwrap();
-    assert_eq!(refused(&tasks), ["Model.use_task_id"]);
+    assert_eq!(refused(&tasks), [data, "Model.use_task_id"]);
 }
 
 #[test]

@@ -450,3 +450,74 @@ fn arguments_of_the_script_are_given_or_unknown() {
     let error = command_of_script("[ -z \"$1\" ] && exit 1\npython train.py --lr $1\n");
     assert!(error.unwrap_err().contains("give them after --"));
 }
+
+/// Files of one run in a folder, and its import.
+fn read_run(source: ConfigFormat, files: &[(&str, &str)]) -> Imported {
+    let folder = tempfile::tempdir().unwrap();
+    let write = |(name, text): &(&str, &str)| {
+        let path = folder.path().join(name);
+        fs::write(&path, text).unwrap();
+        path.to_str().unwrap().to_owned()
+    };
+    import(source, &files.iter().map(write).collect::<Vec<_>>(), None).unwrap()
+}
+
+fn has_note(imported: &Imported, part: &str) -> bool {
+    imported.notes.iter().any(|note| note.contains(part))
+}
+
+/// The command line of PaddleFleetX overrides its YAML, in any order of the files.
+#[test]
+fn launch_scripts_of_paddle_are_read() {
+    let script = (
+        "run.sh",
+        "LOG=log\nSTEPS=100\npython -m paddle.distributed.launch --log_dir $LOG \\\n    \
+         --devices \"0,1,2,3\" tools/train.py -c configs/gpt.yaml \\\n    \
+         -o Engine.max_steps=$STEPS -o Global.seed=7 -o Engine.mix_precision.enable=False\n",
+    );
+    let yaml = (
+        "gpt.yaml",
+        "Global:\n  seed: 1\n  local_batch_size: 4\n  micro_batch_size: 2\nEngine:\n  \
+         max_steps: 500\n  mix_precision:\n    enable: True\n",
+    );
+    for files in [[script, yaml], [yaml, script]] {
+        let run = read_run(ConfigFormat::Paddle, &files);
+        for (key, expected) in [
+            ("run.budget", "{ steps = 100 }"),
+            ("run.seed", "7"),
+            ("batch.global", "16"),
+            ("precision.dtype", "absent"),
+        ] {
+            assert_eq!(config_value(&run, key), expected, "{run}");
+        }
+        assert_eq!(refused(&run), [""; 0], "{run}");
+        assert!(has_note(&run, "the run had 4 ranks"), "{run}");
+        assert!(!has_note(&run, "not among the files"), "{run}");
+    }
+    let alone = read_run(ConfigFormat::Paddle, &[script]);
+    assert!(has_note(&alone, "configs/gpt.yaml is not among the files"), "{alone}");
+    let odd = ("odd.sh", "python tools/train.py -c gpt.yaml -o Global.sed=7 --profile yes -o\n");
+    let odd = read_run(ConfigFormat::Paddle, &[odd, yaml]);
+    assert_eq!(refused(&odd), ["Global.sed", "--profile", "-o"], "{odd}");
+}
+
+#[test]
+fn launch_scripts_of_colossal_are_read() {
+    let config = ("pp.py", "BATCH_SIZE = 8\nSEQ_LEN = 64\nparallel = dict(pipeline=2)\n");
+    for (command, ranks) in [
+        ("colossalai run --nproc_per_node 4 --host n1,n2 train.py --config pp.py", 8),
+        ("colossalai run --num_nodes 2 --nproc_per_node=2 train.py --config=./pp.py", 4),
+        ("torchrun --standalone --nproc_per_node=2 train_gpt.py --config pp.py --from_torch", 2),
+    ] {
+        let run = read_run(ConfigFormat::Colossal, &[("run.sh", command), config]);
+        assert_eq!(refused(&run), [""; 0], "{run}");
+        assert!(has_note(&run, &format!("the run had {ranks} ranks: ")), "{run}");
+        assert_eq!(config_value(&run, "parallel.pp"), "2", "{run}");
+        assert_eq!(config_value(&run, "batch.global"), (4 * ranks).to_string(), "{run}");
+        assert!(!has_note(&run, "not among the files"), "{run}");
+    }
+    let command = "#!/usr/bin/env bash\ncolossalai run --nproc_per_node 4 --hostfile hosts train.py \
+                   --config pp.py --lr 3\n";
+    let run = read_run(ConfigFormat::Colossal, &[("run", command), config]);
+    assert_eq!(refused(&run), ["--hostfile", "--lr"], "{run}");
+}

@@ -8,6 +8,7 @@ mod coming_from;
 mod config;
 mod config_layouts;
 mod import;
+mod import_conditions;
 mod import_defaults;
 mod import_keys;
 mod import_schedules;

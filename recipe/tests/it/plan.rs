@@ -407,6 +407,11 @@ fn each_update_moves_the_offloaded_state() {
     let cpu = plan(&["optim.offload=cpu", "checkpoint.async=false"], PlanInputs::default());
     let all = cpu.memory_bytes;
     assert_eq!((all.weights, all.moments, all.compute_copy, all.offload), (0, 0, 4 * n, 12 * n));
+    // The total has the state in the host too, as the row says.
+    assert!(all.total > 16 * n, "{all:?}");
+    let table = cpu.to_string();
+    let mut rows = table.lines().filter(|line| line.contains("offloaded"));
+    assert!(rows.any(|row| row.contains("in host memory: f32 weights and moments")), "{table}");
     let moved = cpu.offload.unwrap();
     assert_eq!((moved.state_bytes, moved.disk_bytes), (12 * n, 0));
     assert_eq!((moved.read_bytes_per_step, moved.write_bytes_per_step), (12 * n, 12 * n));

@@ -225,6 +225,8 @@ impl IndexRun<'_> {
             (Some(weights), _) => {
                 BlendWeights::Weighted { weights: normalize_weights(&weights)?, size }
             }
+            // Weights would be the counts, and none may be 0.
+            (None, Some(0)) if available.contains(&0) => return Ok(()),
             (None, Some(samples)) => {
                 let counts: Vec<f64> = available.iter().map(|&count| count as f64).collect();
                 let size = samples.min(total);

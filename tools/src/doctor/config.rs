@@ -58,9 +58,11 @@ impl ConfigProbe<'_> {
             true => place.to_owned(),
             false => nearest(place, self.patience).unwrap_or_else(|| place.to_owned()),
         };
-        if self.seen.insert((purpose, nearest.clone())) {
+        let is_made = made == FolderOrigin::ByRun;
+        let checked = if is_made { nearest.clone() } else { place.to_owned() };
+        if self.seen.insert((purpose, checked)) {
             self.all.extend(super::look(place, purpose, made, self.patience));
-        } else if nearest != place {
+        } else if is_made && nearest != place {
             let mut found = Findings::of(place);
             found.fine(
                 "place",
@@ -78,12 +80,12 @@ impl ConfigProbe<'_> {
         let disks = config.optim.offload.folders(0).len() as u64;
         let each = plan.offload.map_or(0, |state| state.disk_bytes.div_ceil(disks.max(1)));
         for place in places(&config.optim.offload) {
-            self.look(&place, Purpose::Checkpoint, FolderOrigin::ByRun);
+            self.look(&place, Purpose::Checkpoint, FolderOrigin::MustExist);
             self.all.extend(check_is_local(&place, "offload", self.patience));
             self.all.extend(states(&place, each, self.patience));
         }
         for place in places(&config.parallel.activation_offload) {
-            self.look(&place, Purpose::Checkpoint, FolderOrigin::ByRun);
+            self.look(&place, Purpose::Checkpoint, FolderOrigin::MustExist);
             self.all.extend(check_is_local(&place, "offload", self.patience));
         }
     }

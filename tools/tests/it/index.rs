@@ -93,6 +93,36 @@ fn index_files_equal_megatrons() {
     }
 }
 
+/// A part of which no samples are asked may have no documents.
+#[test]
+fn no_samples_of_an_empty_part_are_an_order() {
+    for (data, orders) in [
+        ("corpus_a", 3),
+        // The orders of two datasets and of their blend.
+        ("30 corpus_a 70 corpus_b", 9),
+        // Without a blend of two parts without samples.
+        ("corpus_a corpus_b", 8),
+    ] {
+        let copy = corpora("gpt_cache", &["corpus_a", "corpus_b"]);
+        let args = format!(
+            "index build {data} --seq-length 16 --split 969,30,1 --samples 100,10,0 \
+             --data-cache-path cache --json"
+        );
+        let args: Vec<&str> = args.split_whitespace().collect();
+        let report = [0, 1].map(|_| done(&feedline(copy.path(), &args)));
+        for report in report {
+            let of_test: Vec<&Value> = report["orders"]
+                .as_array()
+                .unwrap()
+                .iter()
+                .filter(|order| order["part"] == "test")
+                .collect();
+            assert!(of_test.iter().all(|order| order["samples"] == 0), "{report}");
+            assert_eq!(report["orders"].as_array().unwrap().len(), orders, "{report}");
+        }
+    }
+}
+
 #[test]
 fn masked_index_files_equal_megatrons() {
     let copy = corpora("masked", &["sentences"]);

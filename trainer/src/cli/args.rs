@@ -115,7 +115,9 @@ pub(crate) struct PlanArgs {
     pub(crate) world: Option<u64>,
     /// Memory of one rank: exit code 1 if the run needs more.
     ///
-    /// Without this, a run that needs more memory than this machine has gets a warning.
+    /// It is compared with the total of the plan. On a GPU the total also has the rows in host
+    /// memory, and not the context of CUDA and the buffers of NCCL. Without this option, a run that
+    /// needs more memory than this machine has gets a warning.
     #[arg(long, value_name = "SIZE", help_heading = "Cluster")]
     pub(crate) memory: Option<storage::ByteSize>,
     /// Training speed of all ranks in tokens per second, to estimate the time of the run.

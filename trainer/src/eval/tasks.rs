@@ -41,7 +41,8 @@ pub struct WikitextReport {
 }
 
 /// Scores a WikiText file as Megatron's `--task WIKITEXT103` does. Calls `progress` with the number
-/// of tokens done, and of all tokens.
+/// of tokens done, and of all tokens. A text without a heading of WikiText has a warning: its words
+/// are not between the spaces that are counted.
 ///
 /// # Errors
 /// [`crate::Error::Mismatch`] for a text that is too short or a stride that does not fit,
@@ -53,6 +54,10 @@ pub fn wikitext(
     options: EvalOptions,
     progress: &mut dyn FnMut(u64, u64) -> Result<()>,
 ) -> Result<WikitextReport> {
+    let is_heading = |line: &str| line.starts_with(" = ") && line.trim_end().ends_with(" =");
+    if !text.lines().any(is_heading) {
+        log::warn!("wikitext: no line is a heading as ' = Title = '; rates per word differ");
+    }
     let words = trimmed(text).split(' ').count() as u64;
     let mut ids = Vec::new();
     tokenizer.encode(&detokenize_wikitext(text), &mut ids);

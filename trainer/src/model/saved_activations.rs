@@ -36,8 +36,8 @@ impl ActivationStore {
     /// As the config selects it, for one rank.
     ///
     /// # Errors
-    /// [`Error::Mismatch`] if the rank computes in the host's memory already; [`Error::Ckpt`]
-    /// and [`Error::Storage`] if a folder cannot be used.
+    /// [`Error::Mismatch`] if the rank computes in the host's memory already; [`Error::Ckpt`] if a
+    /// folder is missing or cannot be used.
     pub fn new(config: &Config, comm: &Comm) -> Result<Self> {
         let place = &config.parallel.activation_offload;
         match place {
@@ -49,11 +49,9 @@ impl ActivationStore {
                 "parallel.activation_offload = \"nvme:PATH\" moves them to a disk",
             ))),
             Offload::Nvme(_) => {
-                let folder = |url: &String| {
-                    Ok::<_, Error>(Folder { store: storage::open_url(url)?, key: Key::root() })
-                };
+                let folder = |url: &String| Folder::open(url, &Key::root());
                 let folders = place.folders(comm.local_rank);
-                let folders = folders.iter().map(folder).collect::<Result<Vec<_>>>()?;
+                let folders = folders.iter().map(folder).collect::<ckpt::Result<Vec<_>>>()?;
                 log::info!("offload: layer inputs are stored in {place}");
                 Ok(ActivationStore::Disk(Arc::new(Spill::open(folders, SpillOptions::default())?)))
             }

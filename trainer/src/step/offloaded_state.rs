@@ -12,6 +12,7 @@ use serde_json::Value;
 use storage::Key;
 use tch::{Device, Kind, Tensor};
 
+use crate::Result;
 use crate::checkpoint::resume::is_damage;
 use crate::config::{Config, Offload, OptimConfig};
 use crate::device::host_copy;
@@ -19,7 +20,6 @@ use crate::launch::comm::Comm;
 use crate::step::Trainer;
 use crate::step::local_tensors::{ITEM_BYTES, cut, range};
 use crate::step::optim::StepSize;
-use crate::{Error, Result};
 
 /// The state of a rank's optimizer.
 #[derive(Debug)]
@@ -79,10 +79,8 @@ impl OffloadedState {
             log::info!("offload: state is in {offload}; `feedline offload ls` lists leftovers");
             sweep(offload, &owner, comm.mesh.ranks());
             let key = Key::new(format!("rank-{rank:05}"))?;
-            let open = |url: &String| {
-                Ok::<_, Error>(Folder { store: storage::open_url(url)?, key: key.clone() })
-            };
-            let folders = folders.iter().map(open).collect::<Result<Vec<_>>>()?;
+            let open = |url: &String| Folder::open(url, &key);
+            let folders = folders.iter().map(open).collect::<ckpt::Result<Vec<_>>>()?;
             let open = || -> Result<State> {
                 let (folders, plan) = (folders.clone(), Arc::clone(&plan));
                 Ok(State::on_disks(folders, &owner, plan, layout, rank, options)?)

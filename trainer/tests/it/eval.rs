@@ -267,6 +267,14 @@ fn the_command_prints_what_it_measured() {
     assert_eq!(keys, expected_keys);
     let adjusted = report["perplexity_per_word_adjusted"].as_f64().unwrap();
     assert_close(adjusted, &expected["wikitext"]["stride_8"]["adjusted"]);
+    assert!(!text(&output.stderr).contains("heading"), "{}", text(&output.stderr));
+    // Any text is scored, but not taken for WikiText.
+    let other = folder.path().join("other.txt");
+    fs::write(&other, "The harbour = a port.\n= It was built in 1,812. =\n").unwrap();
+    let other = ["wikitext", other.to_str().unwrap()];
+    let output = eval(folder.path(), &[&other[..], &config].concat());
+    assert_success(&output);
+    assert!(text(&output.stderr).contains("no line is a heading"), "{}", text(&output.stderr));
     let output =
         eval(folder.path(), &[&["lambada", lines.to_str().unwrap()], &config[..]].concat());
     assert_success(&output);

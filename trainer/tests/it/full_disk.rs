@@ -35,6 +35,7 @@ fn run_twice(lab: &Lab, disk: &Path, config: &Path, mib: u32) -> Option<[Output;
     }
     let script = r#"
         mount -t tmpfs -o size="$1"m tmpfs "$2"
+        mkdir "$2/state" "$2/away"
         code=0
         "$3" train "$4" >"$5/first.out" 2>"$5/first.err" || code=$?
         echo $code >"$5/first"

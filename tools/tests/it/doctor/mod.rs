@@ -618,6 +618,12 @@ fn orphaned_state_is_listed_and_removed() {
     let is_room = |of: &&Value| of["what"] == "room" && of["place"] == place;
     let room = report.findings.iter().find(is_room).unwrap();
     assert_eq!(room["severity"], "fine", "{room}");
+    // The run does not create the folder: a disk may not be mounted.
+    let absent = format!("{place}/absent");
+    let report = doctor(&[&config, "--set", &format!("optim.offload=nvme:{absent}")]);
+    let is_place = |of: &&Value| of["what"] == "place" && of["place"] == absent;
+    let found = report.findings.iter().find(is_place).unwrap();
+    assert_eq!(found["severity"], "breaks", "{found}");
 
     let removed = |report: Value| report["removed"].as_array().unwrap().len();
     assert_eq!(removed(left(&["--remove", "/nobody"])), 0);

@@ -16,9 +16,14 @@ const BATCH: [(&str, &str); 4] = [
     ("checkpoint.every.steps", "3"),
 ];
 
-/// `optim.offload`, on a disk in a folder of the lab.
+/// `optim.offload`, on a disk in a new folder of the lab.
 fn on_disk(lab: &Lab, folder: &str) -> String {
+    create_folders(lab, &[folder]);
     format!("'nvme:{}'", lab.path(folder).display())
+}
+
+fn create_folders(lab: &Lab, folders: &[&str]) {
+    folders.iter().for_each(|folder| std::fs::create_dir(lab.path(folder)).unwrap());
 }
 
 #[test]
@@ -95,6 +100,7 @@ fn a_run_over_several_disks_ends_in_the_same_bits() {
     }
     let lab = Lab::new();
     assert_success(&train(&lab.config("whole", &BATCH)));
+    create_folders(&lab, &["shared", "own-0", "own-1"]);
     let (shared, own) = (lab.path("shared"), lab.path("own-{local_rank}"));
     let disks = format!("'nvme:{},{}'", shared.display(), own.display());
     let keys = [("parallel", "{ zero = 1 }"), ("optim.offload", &*disks)];
@@ -186,6 +192,7 @@ fn layer_inputs_are_spilled_to_disk() {
         let disk = disk.display();
         format!("{{ recompute.mode = 'full', activation_offload = 'nvme:{disk}', {more} }}")
     };
+    create_folders(&lab, &["0", "1"]);
     let own = spill("{local_rank}", "schedule = 'gpipe'");
     let config = lab.config("run", &[&common[..], &[("parallel", &*own)]].concat());
     kill_after(2, &config, &lab.path("run"), 6, Duration::ZERO);
@@ -211,16 +218,27 @@ fn layer_inputs_are_spilled_to_disk() {
     assert!(stderr.contains("computes on the CPU already has them there"), "{stderr}");
 }
 
-/// A folder for state that cannot be made is an error with its name.
+/// A missing folder is probably a disk that is not mounted: it is refused, and not created.
 #[test]
 fn an_unusable_offload_folder_is_reported() {
     let lab = Lab::new();
-    let file = lab.path("file");
-    std::fs::write(&file, "no folder").unwrap();
-    let offload = format!("'nvme:{}/below'", file.display());
-    let output = train(&lab.config("run", &[("optim.offload", &offload)]));
-    assert_eq!(output.status.code(), Some(2), "{}", text(&output.stderr));
-    assert!(text(&output.stderr).contains("file/below"), "{}", text(&output.stderr));
+    std::fs::write(lab.path("file"), "no folder").unwrap();
+    let spill = "{ recompute.mode = 'full', activation_offload = 'nvme:PLACE' }";
+    for (key, value) in [("optim.offload", "'nvme:PLACE'"), ("parallel", spill)] {
+        for (place, expected) in [
+            ("absent", "absent: expected a folder, found none (hint: mount the disk"),
+            ("absent/state", "absent/state: expected a folder, found none (hint: mount the disk"),
+            ("file", "file: expected a folder, found a file"),
+            ("file/below", "file/below"),
+        ] {
+            let value = value.replace("PLACE", lab.path(place).to_str().unwrap());
+            let output = train(&lab.config("run", &[(key, &*value)]));
+            let stderr = text(&output.stderr);
+            assert_eq!(output.status.code(), Some(2), "{key}, {place}: {stderr}");
+            assert!(stderr.contains(expected), "{key}, {place}: {stderr}");
+        }
+    }
+    assert!(!lab.path("absent").exists());
 }
 
 #[test]

@@ -9,7 +9,7 @@ use crate::{
 };
 use clap::{Parser, ValueEnum};
 use indexed::Dtype;
-use storage::{ByteSize, TimeSpan};
+use storage::{ByteSize, Location, TimeSpan};
 
 /// Tokenize JSON lines into the token files that Megatron reads.
 ///
@@ -396,7 +396,7 @@ impl Cli {
 
     pub(crate) fn options(&self) -> PreprocessOptions {
         let out = match (&self.output_path, &self.out) {
-            (Some(folder), Some(name)) => format!("{}/{name}", folder.trim_end_matches('/')),
+            (Some(folder), Some(name)) => Location::new(folder).join(name).to_string(),
             (_, out) => out.clone().unwrap_or_default(),
         };
         let mut options = PreprocessOptions::new(self.json_in.clone(), out);

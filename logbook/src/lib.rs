@@ -29,7 +29,6 @@ mod trace;
 
 use std::fmt;
 use std::io::Write;
-use std::path::Path;
 
 use recipe::config::Config;
 use storage::Result;
@@ -57,9 +56,10 @@ impl RunLog {
     /// # Errors
     /// As [`JsonLog::open`] and [`EventLog::open`].
     pub fn open(config: &Config, step: u64, terminal: Box<dyn Write + Send>) -> Result<Self> {
-        let folder = Path::new(&config.run.dir);
-        let json = config.log.jsonl.then(|| JsonLog::open(&folder.join("log.jsonl"), step));
-        let events = config.log.tensorboard.then(|| EventLog::open(&folder.join("tb"), step));
+        let json =
+            config.log.jsonl.then(|| JsonLog::open(&config.log_dir().join("log.jsonl"), step));
+        let events =
+            config.log.tensorboard.then(|| EventLog::open(&config.log_dir().join("tb"), step));
         Ok(RunLog {
             json: json.transpose()?,
             events: events.transpose()?,

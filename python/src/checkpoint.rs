@@ -1,7 +1,6 @@
 //! Steps of a folder: saved from and read into memory that Python owns.
 
 use std::num::NonZeroU64;
-use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -16,7 +15,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
-use storage::{Key, ProcessIdentity, Storage, copy_past_cache};
+use storage::{Key, Location, ProcessIdentity, Storage, copy_past_cache};
 use tools::ui::job::CancellableJob;
 use tools::ui::step_folder::{check_has_steps, check_two_folders};
 
@@ -361,15 +360,26 @@ fn entry_of(tensor: &TensorEntry) -> (&str, &'static str, &'static str, Vec<u64>
 /// The step in the last component of a name, `.../step-000000001000`, and the folder before it.
 #[pyfunction]
 pub(crate) fn split_step(name: &str) -> Option<(String, u64)> {
-    // The options of a URL belong to the store: `s3://bucket/run/step-000000001000?endpoint=...`.
-    let (name, options) = match name.split_once('?').filter(|_| name.contains("://")) {
-        Some((name, options)) => (name, format!("?{options}")),
-        None => (name, String::new()),
-    };
-    let name = name.trim_end_matches('/');
-    let (folder, last) = name.rsplit_once('/').unwrap_or((".", name));
-    let folder = if folder.is_empty() && Path::new(name).is_absolute() { "/" } else { folder };
-    ckpt::step_of(last).map(|step| (format!("{folder}{options}"), step))
+    let place = Location::new(name);
+    ckpt::step_of(place.file_name()).map(|step| (place.parent().to_string(), step))
+}
+
+/// The location of a name below a folder, before the options of its URL.
+#[pyfunction]
+pub(crate) fn join_url(folder: &str, name: &str) -> String {
+    Location::new(folder).join(name).to_string()
+}
+
+/// The last component of a location, without the options of its URL.
+#[pyfunction]
+pub(crate) fn file_name(url: &str) -> String {
+    Location::new(url).file_name().to_owned()
+}
+
+/// The path of a location in the file system; `None` if it is in a bucket.
+#[pyfunction]
+pub(crate) fn local_path(url: &str) -> Option<String> {
+    Location::new(url).local_path().and_then(|path| path.to_str()).map(str::to_owned)
 }
 
 fn group_of(name: &str) -> PyResult<Group> {

@@ -30,7 +30,10 @@ use pyo3::prelude::*;
 #[pymodule]
 mod _feedline {
     #[pymodule_export]
-    use super::checkpoint::{Checkpoint, Checkpoints, copy_all, process_identity, split_step};
+    use super::checkpoint::{
+        Checkpoint, Checkpoints, copy_all, file_name, join_url, local_path, process_identity,
+        split_step,
+    };
     #[pymodule_export]
     use super::dataset::Dataset;
     #[pymodule_export]

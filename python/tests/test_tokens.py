@@ -241,6 +241,20 @@ def test_an_interrupted_run_is_restarted(tmp_path):
     assert not isinstance(raised.value, feedline.InterruptedRunError)
 
 
+def test_a_tokenizer_may_be_named_by_a_url(tmp_path):
+    model = tmp_path / "tokenizer.json"
+    model.write_bytes((DEMO / "tokenizer.json").read_bytes())
+    plain = feedline.Tokenizer(model)
+    for url in (f"file:{model}", f"file://{model}?direct=off", f"file:{tmp_path}?direct=off"):
+        tokenizer = feedline.Tokenizer(url)
+        assert tokenizer.vocab_size == plain.vocab_size
+        assert tokenizer.encode("The cat.") == plain.encode("The cat.")
+    # The kind is by the name of the file, and not by the last option.
+    for url in ("s3://b/a.model?endpoint=http://127.0.0.1:1&ca=x.json", "s3://b/folder?depth=16"):
+        kind = "sentencepiece" if "a.model" in url else "hf"
+        assert feedline.tokens.split_spec(url) == (kind, url)
+
+
 def test_workers_are_checked(tmp_path):
     lines = write_documents(tmp_path / "lines.jsonl", 10, seed=5)
     for workers in (0, -1, 1 << 64):

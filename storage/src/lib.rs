@@ -6,7 +6,7 @@
 //! of objects visible in one step, and a folder is complete if and only if its [`Manifest`] says
 //! so. The rest of the toolkit relies on these two guarantees.
 //!
-//! In reading order: [`Key`] and [`locate`] name objects; [`Storage`], [`Object`] and [`Upload`]
+//! In reading order: [`Key`] and [`Location`] name objects; [`Storage`], [`Object`] and [`Upload`]
 //! are the contract, which `api` completes; [`Manifest`] is the commit record. `posix` implements
 //! the contract on file systems with the operations of `fs`; its reads and writes are batches of
 //! `io`, by io_uring or `pread`. `s3` implements it on object stores. [`testing`] has stores with
@@ -33,6 +33,7 @@ pub mod simulate;
 mod sys;
 pub mod testing;
 
+pub use api::location::Location;
 pub use api::manifest::{FileEntry, Manifest, VerifyReport, unique_json};
 pub use api::pending_dir_sync::PendingDirSync;
 pub use api::reader::{
@@ -514,11 +515,7 @@ pub struct ObjectMeta {
 /// # Errors
 /// [`Error::BadUrl`] for an unknown scheme or option, or an engine that does not work here.
 pub fn open_url(url: &str) -> Result<Arc<dyn Storage>> {
-    #[cfg(feature = "s3")]
-    if s3::is_s3_url(url) {
-        return s3::open(url);
-    }
-    posix::store::open(&api::settings::parse(url)?)
+    Location::new(url).open()
 }
 
 /// Splits a URL or plain path into the store of its folder and the key of its last component, as
@@ -528,17 +525,7 @@ pub fn open_url(url: &str) -> Result<Arc<dyn Storage>> {
 /// # Errors
 /// [`Error::BadUrl`] as for [`open_url`], or for a path without a last component.
 pub fn locate(url: &str) -> Result<(Arc<dyn Storage>, Key)> {
-    #[cfg(feature = "s3")]
-    if s3::is_s3_url(url) {
-        return s3::locate(url);
-    }
-    let mut location = api::settings::parse(url)?;
-    let bad = |reason: &str| Error::BadUrl { url: url.to_owned(), reason: reason.to_owned() };
-    let name = location.path.file_name().ok_or_else(|| bad("expected a path with a file name"))?;
-    let name = name.to_str().ok_or_else(|| bad("expected a file name in UTF-8"))?;
-    let key = Key::new(name)?;
-    location.path = fs::filesystem::folder_of(&location.path);
-    Ok((posix::store::open(&location)?, key))
+    Location::new(url).locate()
 }
 
 /// Reads a complete object into memory.

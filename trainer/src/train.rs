@@ -5,7 +5,6 @@
 //! truncates its log to its checkpoint. It recomputes what a kill destroyed, bit for bit.
 
 use std::io::Write;
-use std::path::Path;
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::available_parallelism;
@@ -196,8 +195,8 @@ impl<'a> TrainingLoop<'a> {
             None
         };
         let comm = trainer.comm();
-        let folder = Path::new(&config.run.dir).join("trace");
-        let trace = (config.log.timers == Timers::Trace).then(|| Trace::new(&folder, comm.rank));
+        let trace = (config.log.timers == Timers::Trace)
+            .then(|| Trace::new(&config.log_dir().join("trace"), comm.rank));
         if let Some(trace) = &trace {
             comm.activity.record(trace.clone());
         }

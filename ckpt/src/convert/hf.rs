@@ -16,7 +16,7 @@ use super::torch::{Tensor, TorchFile};
 use super::write::{ConvertLimits, ProgressFn, WriteJob, check, lay_out};
 use crate::format::safetensors;
 use crate::{Error, Group, Result};
-use storage::{FileEntry, Key, ProcessIdentity, Storage, write_all};
+use storage::{FileEntry, Key, Location, ProcessIdentity, Storage, write_all};
 
 const INDEX: &str = "model.safetensors.index.json";
 const SINGLE: &str = "model.safetensors";
@@ -69,7 +69,7 @@ const PICKLES: WeightLayout = WeightLayout {
 
 /// Opens a folder, or one file of safetensors.
 pub(crate) fn open(url: &str) -> Result<Import> {
-    if !url.trim_end_matches('/').ends_with(".safetensors") {
+    if !Location::new(url).file_name().ends_with(".safetensors") {
         return open_folder(url, &[SAFETENSORS, PICKLES]);
     }
     let (store, key) = storage::locate(url)?;

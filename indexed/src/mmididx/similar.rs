@@ -11,7 +11,7 @@ const SIMILAR_MAX: usize = 5;
 /// that was given by mistake, with the ending that `preprocess` adds, such as `_text_document`, or
 /// in the folder of that name. At most five. Empty if the folder cannot be listed.
 #[must_use]
-pub fn similar_prefixes(store: &dyn Storage, prefix: &Key) -> Vec<String> {
+pub fn similar_prefixes(store: &dyn Storage, prefix: &Key) -> Vec<Key> {
     let name = prefix.name();
     let stem = name.strip_suffix(".bin").or_else(|| name.strip_suffix(".idx")).unwrap_or(name);
     let beside = datasets_in(store, &prefix.parent());
@@ -21,7 +21,7 @@ pub fn similar_prefixes(store: &dyn Storage, prefix: &Key) -> Vec<String> {
         similar = datasets_in(store, prefix);
     }
     similar.truncate(SIMILAR_MAX);
-    similar.iter().map(|dataset| store.display(dataset)).collect()
+    similar
 }
 
 /// The datasets directly in a folder, by name.
@@ -45,5 +45,6 @@ pub(crate) fn no_dataset(store: &dyn Storage, prefix: &Key) -> Error {
         _ => "neither",
     };
     let similar = similar_prefixes(store, prefix);
+    let similar = similar.iter().map(|dataset| store.display(dataset)).collect();
     Error::NoDataset { prefix: store.display(prefix), found: found.to_owned(), similar }
 }

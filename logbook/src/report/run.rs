@@ -5,7 +5,7 @@ use std::path::Path;
 use ckpt::Checkpoints;
 use recipe::config::Config;
 use serde::Deserialize;
-use storage::{Error, Key, Result};
+use storage::{Error, Key, Location, Result};
 
 /// More than a valid line has; [`crate::JsonLog`] has the same bound.
 const LINE_BYTES_MAX: u64 = 1 << 16;
@@ -68,7 +68,11 @@ impl RunRecord {
     /// # Errors
     /// [`Error::NotFound`] and similar errors if the log cannot be read.
     pub fn read(folder: &str) -> Result<Self> {
-        let path = Path::new(folder);
+        let location = Location::new(folder);
+        let bad =
+            |reason: &str| Error::BadUrl { url: location.to_string(), reason: reason.to_owned() };
+        let path =
+            location.local_path().ok_or_else(|| bad("expected a path, of a run's folder"))?;
         let mut run = RunRecord { name: folder.to_owned(), ..RunRecord::default() };
         run.read_log(&path.join("log.jsonl"))?;
         match Config::load(&path.join("config.toml").display().to_string(), &[]) {

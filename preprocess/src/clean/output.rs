@@ -146,17 +146,17 @@ pub(super) struct KeptOutputs {
 
 impl KeptOutputs {
     pub(super) fn create(options: &CleanOptions) -> Result<Self> {
-        let (stem, ending) = stem_and_ending(&options.out);
-        let (store, key) = storage::locate(stem)?;
+        let (store, out) = storage::locate(&options.out)?;
+        let (stem, ending) = stem_and_ending(out.name());
+        let key = |part: &str| out.parent().join(&format!("{stem}{part}{ending}"));
         let Some(split) = &options.split else {
-            let sink = LineWriter::create(store, key.with_suffix(&ending)?)?;
+            let sink = LineWriter::create(store, key("")?)?;
             return Ok(KeptOutputs { sinks: vec![sink], bounds: vec![1 << 64], seed: 0 });
         };
         let (mut sinks, mut bounds) = (Vec::new(), Vec::new());
         for (name, bound) in SPLIT_NAMES.into_iter().zip(bounds_of(split)) {
             if bounds.last().copied().unwrap_or(0) < bound {
-                let key = key.with_suffix(&format!("{name}{ending}"))?;
-                sinks.push(LineWriter::create(Arc::clone(&store), key)?);
+                sinks.push(LineWriter::create(Arc::clone(&store), key(name)?)?);
                 bounds.push(bound);
             }
         }
@@ -190,14 +190,13 @@ fn bounds_of(split: &SplitOptions) -> [u128; 3] {
     bounds
 }
 
-/// `a/b.jsonl.zst` is `a/b` and `.jsonl.zst`; the default ending is `.jsonl`.
-fn stem_and_ending(out: &str) -> (&str, String) {
-    let (plain, zst) = out.strip_suffix(".zst").map_or((out, ""), |plain| (plain, ".zst"));
+/// `b.jsonl.zst` is `b` and `.jsonl.zst`; the default ending is `.jsonl`.
+fn stem_and_ending(name: &str) -> (&str, String) {
+    let is_name = |stem: &&str| !stem.is_empty();
+    let plain = name.strip_suffix(".zst").filter(is_name);
+    let (plain, zst) = plain.map_or((name, ""), |plain| (plain, ".zst"));
     for ending in [".jsonl", ".json"] {
-        if let Some(stem) = plain.strip_suffix(ending)
-            && !stem.is_empty()
-            && !stem.ends_with('/')
-        {
+        if let Some(stem) = plain.strip_suffix(ending).filter(is_name) {
             return (stem, format!("{ending}{zst}"));
         }
     }
@@ -210,16 +209,17 @@ mod tests {
 
     #[test]
     fn endings_are_split_from_names() {
-        for (out, stem, ending) in [
-            ("a/b", "a/b", ".jsonl"),
-            ("a/b.jsonl", "a/b", ".jsonl"),
-            ("a/b.json", "a/b", ".json"),
+        for (name, stem, ending) in [
+            ("b", "b", ".jsonl"),
+            ("b.jsonl", "b", ".jsonl"),
+            ("b.json", "b", ".json"),
             ("b.jsonl.zst", "b", ".jsonl.zst"),
             ("b.zst", "b", ".jsonl.zst"),
-            ("a/.jsonl", "a/.jsonl", ".jsonl"),
+            (".jsonl", ".jsonl", ".jsonl"),
+            (".zst", ".zst", ".jsonl"),
             ("b.v2", "b.v2", ".jsonl"),
         ] {
-            assert_eq!(stem_and_ending(out), (stem, ending.to_owned()), "{out}");
+            assert_eq!(stem_and_ending(name), (stem, ending.to_owned()), "{name}");
         }
     }
 

@@ -10,7 +10,7 @@ use crate::{
 use clap::{Parser, ValueEnum};
 use indexed::Dtype;
 use log::LevelFilter;
-use storage::{ByteSize, StderrLog, TimeSpan};
+use storage::{ByteSize, Location, StderrLog, TimeSpan};
 
 /// Tokenize JSON lines into the token files that Megatron reads.
 ///
@@ -407,7 +407,7 @@ impl Cli {
 
     pub(crate) fn options(&self) -> PreprocessOptions {
         let out = match (&self.output_path, &self.out) {
-            (Some(folder), Some(name)) => format!("{}/{name}", folder.trim_end_matches('/')),
+            (Some(folder), Some(name)) => Location::new(folder).join(name).to_string(),
             (_, out) => out.clone().unwrap_or_default(),
         };
         let mut options = PreprocessOptions::new(self.json_in.clone(), out);

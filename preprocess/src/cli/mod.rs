@@ -125,8 +125,8 @@ fn dry_run(cli: &Cli) -> Result<()> {
 }
 
 /// The store and key of a file, which must not exist yet.
-fn free_name(url: &str) -> Result<(Arc<dyn storage::Storage>, storage::Key)> {
-    let (store, key) = storage::locate(url)?;
+fn free_name(file: &storage::Location) -> Result<(Arc<dyn storage::Storage>, storage::Key)> {
+    let (store, key) = file.locate()?;
     match store.open(&key) {
         Err(storage::Error::NotFound { .. }) => Ok((store, key)),
         Err(error) => Err(error.into()),
@@ -137,7 +137,8 @@ fn free_name(url: &str) -> Result<(Arc<dyn storage::Storage>, storage::Key)> {
 fn export_vocab(cli: &Cli, folder: &str) -> Result<()> {
     let tokenizer = open_gpt2(&cli.options().tokenizer)?;
     let files = [("vocab.json", tokenizer.vocab_json()), ("merges.txt", tokenizer.merges_txt())];
-    let places = files.map(|(name, text)| Ok((free_name(&format!("{folder}/{name}"))?, text)));
+    let folder = storage::Location::new(folder);
+    let places = files.map(|(name, text)| Ok((free_name(&folder.join(name))?, text)));
     let places = places.into_iter().collect::<Result<Vec<_>>>()?;
     let mut out = io::stdout().lock();
     for ((store, key), text) in places {

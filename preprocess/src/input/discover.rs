@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::sync::Arc;
 
-use storage::{Key, Object, Storage};
+use storage::{Key, Location, Object, Storage};
 
 use super::codec::{
     Codec, DOCUMENT_ENDINGS, has_ending, has_records, is_document_name, split_ending,
@@ -159,7 +159,8 @@ impl Finder<'_> {
             Look::Stream(place) => return self.add_stream(name, place),
             Look::File(store, key, object) => {
                 // Without the options of a URL, so that the name ends in its file ending.
-                let name = if is_s3(name) { store.display(&key) } else { name.to_owned() };
+                let is_url = Location::new(name).is_url();
+                let name = if is_url { store.display(&key) } else { name.to_owned() };
                 return self.add_file(name, store, key, object.as_ref());
             }
             Look::Folder => return self.add_folder(name),
@@ -205,11 +206,12 @@ impl Finder<'_> {
 
     /// `None`: a folder without a name of its own, such as `.`.
     fn locate(&mut self, name: &str) -> Result<Option<(Arc<dyn Storage>, Key)>> {
-        if is_bucket(name) {
-            return Ok(None);
+        let location = Location::new(name);
+        if location.is_s3() && location.file_name().is_empty() {
+            return Ok(None); // a bucket
         }
-        if is_url(name) {
-            return Ok(Some(storage::locate(name)?));
+        if location.is_url() {
+            return Ok(Some(location.locate()?));
         }
         if name.is_empty() {
             return Err(bad_input("''", "an empty name", "a file name"));
@@ -217,14 +219,11 @@ impl Finder<'_> {
         if Path::new(name).file_name().is_none() {
             return Ok(None);
         }
-        let (folder, last) = match name.trim_end_matches('/').rsplit_once('/') {
-            None => (".", name.trim_end_matches('/')),
-            Some(("", last)) => ("/", last),
-            Some(parts) => parts,
-        };
         // For a name that is not a valid key, the store returns the error.
-        let Ok(key) = Key::new(last) else { return Ok(Some(storage::locate(name)?)) };
-        Ok(Some((self.store(folder)?, key)))
+        let Ok(key) = Key::new(location.file_name()) else {
+            return Ok(Some(location.locate()?));
+        };
+        Ok(Some((self.store(&location.parent().to_string())?, key)))
     }
 
     fn store(&mut self, folder: &str) -> Result<Arc<dyn Storage>> {
@@ -246,8 +245,7 @@ impl Finder<'_> {
                 continue;
             }
             taken += 1;
-            let shown = if is_s3(name) { store.display(&entry.key) } else { join(name, key) };
-            self.add_key(&store, &entry.key, shown)?;
+            self.add_key(&store, &entry.key, name_below(name, &*store, &entry.key))?;
         }
         log::info!("{name}: {taken} of {} files are inputs", entries.len());
         if taken > 0 {
@@ -273,7 +271,7 @@ impl Finder<'_> {
             let components: Vec<&str> = rest.split('/').filter(|part| !part.is_empty()).collect();
             LeftOut::of_pattern(folder, &components)?.check(name)?;
             for key in glob::find(store.as_ref(), &Key::root(), &components)? {
-                match self.add_key(&store, &key, join(base, key.as_str())) {
+                match self.add_key(&store, &key, name_below(base, &*store, &key)) {
                     // The last component was no pattern, and need not exist in every folder.
                     Err(Error::Storage(storage::Error::NotFound { .. })) => {}
                     Err(Error::Storage(storage::Error::Io { source, .. }))
@@ -405,26 +403,13 @@ fn is_folder(error: &storage::Error) -> bool {
         if source.kind() == io::ErrorKind::IsADirectory)
 }
 
-/// URL scheme of objects.
-const S3: &str = "s3://";
-
 fn is_s3(name: &str) -> bool {
-    name.starts_with(S3)
-}
-
-/// Whether a name is a bucket and nothing below it.
-fn is_bucket(name: &str) -> bool {
-    let place = name.strip_prefix(S3).and_then(|rest| rest.split('?').next());
-    place.is_some_and(|place| !place.trim_end_matches('/').contains('/'))
+    Location::new(name).is_s3()
 }
 
 /// Whether a question mark starts options for the store, rather than being a pattern.
 fn has_options(name: &str) -> bool {
     name.split_once('?').is_some_and(|(_, options)| options.contains('='))
-}
-
-fn is_url(name: &str) -> bool {
-    name.starts_with("file:") || name.contains("://")
 }
 
 /// The folder before the first component that is a pattern, and the rest.
@@ -437,10 +422,8 @@ fn split_base(pattern: &str) -> (&str, &str) {
     }
 }
 
-fn join(folder: &str, name: &str) -> String {
-    match folder {
-        "" => name.to_owned(),
-        _ if folder.ends_with('/') => format!("{folder}{name}"),
-        _ => format!("{folder}/{name}"),
-    }
+/// The name of an input below a folder as it was typed. Of a URL, it has no options.
+fn name_below(folder: &str, store: &dyn Storage, key: &Key) -> String {
+    let folder = Location::new(folder);
+    if folder.is_url() { store.display(key) } else { folder.join(key.as_str()).to_string() }
 }

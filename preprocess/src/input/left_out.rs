@@ -12,6 +12,8 @@ use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::FileTypeExt as _;
 use std::path::{Path, PathBuf};
 
+use storage::Location;
+
 use super::codec::{is_document_name, strip_unread};
 use super::{bad_input, glob};
 use crate::Result;
@@ -64,7 +66,8 @@ impl LeftOut {
     ) -> Result<LeftOut> {
         let mut found =
             LeftOut { root: PathBuf::new(), is_strict, refused: Vec::new(), others: Vec::new() };
-        let Some(path) = local_path(name) else { return Ok(found) };
+        let folder = Location::new(name);
+        let Some(path) = folder.local_path() else { return Ok(found) };
         found.root = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
         let expected = "a folder that can be listed";
         walk(&mut found, path)
@@ -234,16 +237,6 @@ fn entries(folder: &Path) -> io::Result<Vec<fs::DirEntry>> {
 
 fn is_missing(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory)
-}
-
-/// The path of a folder on a file system.
-fn local_path(name: &str) -> Option<&Path> {
-    let path = match name.strip_prefix("file:") {
-        Some(rest) => rest.strip_prefix("//").unwrap_or(rest).split('?').next()?,
-        None if name.contains("://") => return None,
-        None => name,
-    };
-    Some(Path::new(path))
 }
 
 fn join(below: &str, name: &str) -> String {

@@ -71,3 +71,27 @@ fn missing_objects_are_errors() {
         assert!(error.to_string().contains(word), "{error}");
     }
 }
+
+/// An option of the URL was taken for the ending of a file, or stood in the middle of a name.
+#[test]
+fn names_of_files_below_a_url_have_no_options() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
+    std::fs::create_dir(path("deep")).unwrap();
+    let text = "{\"text\":\"a\"}\n";
+    std::fs::write(path("deep/a.txt"), "a\nb\n").unwrap();
+    let packed = zstd::encode_all(text.as_bytes(), 1).unwrap();
+    std::fs::write(path("deep/b.jsonl.zst"), packed).unwrap();
+    for (name, found, documents) in [
+        ("deep", vec!["deep/a.txt", "deep/b.jsonl.zst"], 3),
+        ("deep/a.txt", vec!["deep/a.txt"], 2),
+        ("deep/b.jsonl.zst", vec!["deep/b.jsonl.zst"], 1),
+    ] {
+        let url = format!("file:{}?direct=off", path(name));
+        let inputs = expand(&[url], &InputOptions::default(), "text").unwrap();
+        let names: Vec<_> = inputs.iter().map(|input| input.name.clone()).collect();
+        assert_eq!(names, found.into_iter().map(path).collect::<Vec<_>>());
+        let cut = cut(InputChunker::new(inputs, 1000, 1 << 20)).documents;
+        assert_eq!(cut.len(), documents, "{name}");
+    }
+}

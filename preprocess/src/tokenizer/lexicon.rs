@@ -3,7 +3,7 @@
 
 use std::collections::HashMap;
 
-use storage::Crc64;
+use storage::{Crc64, Location};
 
 use super::double_array::{Base, Trie, Unit, VALUES_MAX};
 use super::read::parse_error;
@@ -55,7 +55,8 @@ impl Lexicon {
     /// A file of one token a line, or of one JSON object from token to id.
     pub(super) fn read(file: &str) -> Result<Self> {
         let text = read_text(file)?;
-        let json = text.trim_start().starts_with('{') && file.ends_with(".json");
+        let json = text.trim_start().starts_with('{')
+            && Location::new(file).file_name().ends_with(".json");
         Lexicon::new(if json { json_tokens(&text, file)? } else { line_tokens(&text, file)? }, file)
     }
 

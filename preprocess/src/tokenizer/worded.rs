@@ -3,6 +3,8 @@
 use std::path::Path;
 use std::sync::Arc;
 
+use storage::Location;
+
 use super::cpm1::Cpm1;
 use super::encdec::{EncDec, EncDecKind, EncDecSpaces};
 use super::jieba::Jieba;
@@ -64,8 +66,9 @@ pub(super) fn wordpiece_rules(kind: &str) -> Option<(WordPieceCase, WordPieceRul
 pub(super) fn vocab_file(spec: &TokenizerSpec) -> Result<String> {
     let given = spec.vocab_file.as_ref().or(spec.model.as_ref());
     let given = given.ok_or_else(|| missing(spec, "vocab-file"))?;
-    let folder = Path::new(given).extension().is_none();
-    Ok(if folder { format!("{}/{VOCAB}", given.trim_end_matches('/')) } else { given.clone() })
+    let place = Location::new(given);
+    let is_folder = Path::new(place.file_name()).extension().is_none();
+    Ok(if is_folder { place.join(VOCAB).to_string() } else { given.clone() })
 }
 
 fn missing(spec: &TokenizerSpec, name: &'static str) -> Error {

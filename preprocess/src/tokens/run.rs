@@ -10,6 +10,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
+use storage::Location;
+
 use crate::batch::document_batch::DocumentBatch;
 use crate::input::{Input, InputChunker, Position, Share, expand, share_out};
 use crate::objective::{SpanConfig, Splitter};
@@ -162,14 +164,15 @@ fn check(options: &PreprocessOptions) -> Result<()> {
             return bad("json-key", format!("'{key}' twice"), "every key once");
         }
     }
-    if options.out_prefix.ends_with('/') {
+    let out = Location::new(&options.out_prefix);
+    if out.is_named_as_folder() {
         let expected = "a prefix for file names, such as data/corpus";
         return bad("out", format!("the folder '{}'", options.out_prefix), expected);
     }
-    if options.out_prefix.starts_with("s3://") {
+    if out.is_s3() {
         return Err(Error::BadOption {
             name: "out",
-            found: options.out_prefix.clone(),
+            found: out.to_string(),
             expected: "a path in a file system".to_owned(),
             hint: Some("write to a disk, then copy the finished files".to_owned()),
         });

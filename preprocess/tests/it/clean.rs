@@ -10,6 +10,8 @@ use preprocess::clean::{
     clean,
 };
 use serde_json::{Value, json};
+use storage::Key;
+use storage::s3_server::S3Server;
 
 struct Case {
     folder: tempfile::TempDir,
@@ -418,4 +420,46 @@ fn the_report_adds_up() {
     assert!(text["text"].as_str().unwrap().chars().count() < 100);
     let json = serde_json::to_value(&report).unwrap();
     assert_eq!(json["dropped"]["few-chars"]["documents"], counts[&DropReason::FewChars]);
+}
+
+/// The ending was taken from the end of the URL, which is the value of its last option: the lines
+/// were not compressed, and had another name.
+#[test]
+fn outputs_in_a_bucket_are_named_by_their_keys() {
+    let case = Case::new();
+    let texts: Vec<String> = (0..200).map(|nth| line(&format!("text {nth}"))).collect();
+    case.file("in.jsonl", texts.join("\n") + "\n");
+    let server = S3Server::start().unwrap();
+    let names = |folder: &str| {
+        let store = storage::open_url(&server.url(folder)).unwrap();
+        store.list_names(&Key::root()).unwrap()
+    };
+    let read = |name: &str| {
+        let (store, key) = storage::locate(&server.url(name)).unwrap();
+        storage::read_all(&*store, &key).unwrap()
+    };
+    let with = |out: &str, option: &str, split: Option<&str>| {
+        let mut options = case.options(&["in.jsonl"]);
+        options.out = server.url(out) + option;
+        options.split = split.map(|weights| weights.parse().unwrap());
+        run(&options)
+    };
+    for (nth, option) in ["", "&depth=16", "&region=us-east-1"].into_iter().enumerate() {
+        let report = with(&format!("one{nth}/a.jsonl.zst"), option, None);
+        assert_eq!(names(&format!("one{nth}")), ["a.jsonl.zst"], "{option}");
+        assert_eq!(report.outputs.len(), 1);
+        let packed = read(&format!("one{nth}/a.jsonl.zst"));
+        let unpacked = zstd::decode_all(&packed[..]).unwrap();
+        assert_eq!(String::from_utf8(unpacked).unwrap(), texts.join("\n") + "\n");
+
+        with(&format!("three{nth}/a.jsonl.zst"), option, Some("8,1,1"));
+        let parts = ["a_test.jsonl.zst", "a_train.jsonl.zst", "a_valid.jsonl.zst"];
+        assert_eq!(names(&format!("three{nth}")), parts, "{option}");
+        for part in parts {
+            zstd::decode_all(&read(&format!("three{nth}/{part}"))[..]).unwrap();
+        }
+        with(&format!("plain{nth}/a"), option, None);
+        assert_eq!(names(&format!("plain{nth}")), ["a.jsonl"], "{option}");
+        assert_eq!(read(&format!("plain{nth}/a.jsonl")), (texts.join("\n") + "\n").as_bytes());
+    }
 }

@@ -20,7 +20,10 @@ __all__ = [
     "ckpt_verify",
     "copy_all",
     "crc64_all",
+    "file_name",
     "inspect",
+    "join_url",
+    "local_path",
     "preprocess",
     "process_identity",
     "run_program",
@@ -167,6 +170,9 @@ def ckpt_diff(a: str, b: str, read: bool, progress: Callable[[int], object] | No
 def run_program(name: str, arguments: Sequence[str], restart: Sequence[str]) -> int: ...
 def process_identity() -> str: ...
 def split_step(name: str) -> tuple[str, int] | None: ...
+def join_url(folder: str, name: str) -> str: ...
+def file_name(url: str) -> str: ...
+def local_path(url: str) -> str | None: ...
 def copy_all(
     arena: npt.NDArray[np.uint8],
     parts: Sequence[tuple[int, npt.NDArray[np.uint8]]],

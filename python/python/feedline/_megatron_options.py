@@ -17,6 +17,8 @@ from typing import Any
 
 import megatron.core
 
+from feedline import _feedline
+
 MID_LEVEL_SURPLUS = 0.005
 """Megatron's default, which is a constant of Feedline's blends."""
 
@@ -138,12 +140,18 @@ def check_sequences(config: Any, prefix: str) -> None:
     """
     if not config.sequences_per_dataset:
         return
-    with open(f"{prefix}.idx", "rb") as file:
+    path = _feedline.local_path(prefix)
+    if path is None:
+        raise ValueError(
+            f"cannot use --per-dataset-sequences-path with {prefix}: expected a path, found the "
+            "URL of a bucket"
+        )
+    with open(f"{path}.idx", "rb") as file:
         found = _INDEX_HEADER.unpack(file.read(_INDEX_HEADER.size))[2:]
     expected = (config.token_dtype_code, *config.sequences_per_dataset[prefix])
     if found != expected:
         raise ValueError(
-            f"cannot read {prefix}.idx: expected type code, sequences and document boundaries "
+            f"cannot read {path}.idx: expected type code, sequences and document boundaries "
             f"{expected} of --per-dataset-sequences-path and the tokenizer, found {found} (hint: "
             "build the file of sequences again, with the vocabulary of the corpus)"
         )

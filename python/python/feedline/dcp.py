@@ -686,9 +686,8 @@ def _check_integers(value: Any, place: str) -> None:
 
 
 def step_url(folder: str, step: int) -> str:
-    """The folder of a step. The options of a URL are at its end."""
-    path, mark, options = folder.partition("?") if "://" in folder else (folder, "", "")
-    return f"{path.rstrip('/')}/step-{step:012}{mark}{options}"
+    """The folder of a step."""
+    return _feedline.join_url(folder, f"step-{step:012}")
 
 
 def _is_same_folder(name: str, folder: str) -> bool:

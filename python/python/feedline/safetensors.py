@@ -90,14 +90,15 @@ def save_file(
         header[key] = {"dtype": dtype, "shape": shape, "data_offsets": [at, at + len(part)]}
         at += len(part)
     head = _packed(header, at)
-    if "://" in name:
+    path = _feedline.local_path(name)
+    if path is None:
         _feedline.write_file(name, head, parts)
         return
-    folder_name, base = os.path.split(name)
+    folder_name, base = os.path.split(path)
     hidden = os.path.join(folder_name, f".{base}.{secrets.token_hex(4)}")
     _feedline.write_file(hidden, head, parts)
     try:
-        os.replace(hidden, name)
+        os.replace(hidden, path)
     except OSError:
         os.unlink(hidden)
         raise
@@ -218,9 +219,9 @@ class safe_open:  # noqa: N801, the name in the package that it replaces
         self._device = device
         name = text_of(filename)
         self._source: _FileTensors | _StepTensors
-        is_url = "://" in name
-        path = name.partition("?")[0] if is_url else name
-        if path.endswith(".safetensors") or (not is_url and os.path.isfile(name)):
+        path = _feedline.local_path(name)
+        is_file = path is not None and os.path.isfile(path)
+        if is_file or _feedline.file_name(name).endswith(".safetensors"):
             self._source = _FileTensors(name)
         else:
             self._source = _StepTensors(open_step(name))

@@ -262,14 +262,16 @@ def split_spec(name_or_path: Url) -> tuple[str, str]:
     """The kind of a tokenizer, and its files."""
     name = text_of(name_or_path)
     kind, colon, files = name.partition(":")
-    if colon and "/" not in kind:
+    is_url = kind in ("s3", "file") and files.startswith("/")
+    if colon and "/" not in kind and not is_url:
         return kind, files
-    if os.path.isdir(name):
+    path = _feedline.local_path(name)
+    if path is not None and os.path.isdir(path):
         return "hf", name
-    suffix = os.path.splitext(name)[1]
+    suffix = os.path.splitext(_feedline.file_name(name))[1]
     if suffix in KINDS:
         return KINDS[suffix], name
-    return name, ""
+    return ("hf", name) if is_url else (name, "")
 
 
 def arguments_of(spec: str) -> dict[str, Any]:

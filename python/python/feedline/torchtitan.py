@@ -263,8 +263,9 @@ def _check_ends(prefix: str, eos_id: int) -> None:
 
     Only local files of Megatron's format are checked. Their index is read for the first documents.
     """
-    index = f"{prefix}.idx"
-    if _is_url(prefix) or not os.path.isfile(index):
+    path = _feedline.local_path(prefix)
+    index = f"{path}.idx"
+    if path is None or not os.path.isfile(index):
         return
     with open(index, "rb") as file:
         header = file.read(34)
@@ -279,7 +280,7 @@ def _check_ends(prefix: str, eos_id: int) -> None:
     last = last[last >= 0]
     if len(last) == 0:
         return
-    found = np.memmap(f"{prefix}.bin", INDEX_DTYPES[header[17]], "r")[last]
+    found = np.memmap(f"{path}.bin", INDEX_DTYPES[header[17]], "r")[last]
     if not (found == eos_id).any():
         raise ValueError(
             f"cannot find the ends of documents: expected the tokenizer's eos_id {eos_id}, found "

@@ -17,7 +17,7 @@ import torch.distributed.checkpoint as dcp
 import feedline
 from feedline import _feedline, ckpt
 from feedline import safetensors as ours
-from feedline.dcp import StorageReader, StorageWriter
+from feedline.dcp import StorageReader, StorageWriter, step_url
 
 
 def some_tensors() -> dict[str, torch.Tensor]:
@@ -403,3 +403,21 @@ def test_the_options_of_a_url_are_not_its_name() -> None:
     assert _feedline.split_step(folder) is None
     assert _feedline.split_step("run/step-000000001000/") == ("run", 1000)
     assert _feedline.split_step("/step-000000001000") == ("/", 1000)
+
+
+def test_names_are_added_to_the_path_of_a_url() -> None:
+    url = "s3://bucket/run?endpoint=http://h:1&depth=16"
+    step = "s3://bucket/run/step-000000000007?endpoint=http://h:1&depth=16"
+    assert step_url(url, 7) == step
+    assert step_url("file:/d/run/?direct=off", 7) == "file:/d/run/step-000000000007?direct=off"
+    assert step_url("run?depth=16", 7) == "run?depth=16/step-000000000007"
+    assert (_feedline.file_name(step), _feedline.local_path(step)) == ("step-000000000007", None)
+    assert _feedline.local_path("file:///d/a?direct=off") == "/d/a"
+
+
+def test_files_of_file_urls_are_replaced(tmp_path: Path) -> None:
+    for url in (f"file:{tmp_path}/a.safetensors?direct=off", f"file://{tmp_path}/a.safetensors"):
+        for value in (1.0, 2.0):
+            ours.save_file({"a": torch.full((3,), value)}, url)
+            assert torch.equal(ours.load_file(url)["a"], torch.full((3,), value))
+    assert [path.name for path in tmp_path.iterdir()] == ["a.safetensors"]

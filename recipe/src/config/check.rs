@@ -4,8 +4,10 @@ use std::fmt::Display;
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
+use storage::Location;
+
 use super::node::KeyError;
-use super::{Budget, Config, ConfigError, Lag, LrStyle, Offload, Part};
+use super::{Budget, Config, ConfigError, Lag, LrStyle, Offload, Part, Timers};
 
 /// Counts of steps, samples and tokens are at most 2^53, so that they are exact in a float, in JSON
 /// and in every product that is computed here.
@@ -39,6 +41,14 @@ impl Config {
     fn check_run(&self) -> Result<(), KeyError> {
         let run = &self.run;
         not_empty("run.dir", &run.dir)?;
+        let (dir, log) = (Location::new(&run.dir), &self.log);
+        if dir.local_path().is_none()
+            && (log.jsonl || log.tensorboard || log.timers == Timers::Trace)
+        {
+            let problem = format!("expected a path, because the logs are files, found {dir}");
+            return Err(refused("run.dir", problem)
+                .hint("set checkpoint.dir to the URL, or turn the logs off"));
+        }
         within("run.seed", run.seed, 0..=u64::from(u32::MAX))?;
         within("run.threads", run.threads, 0..=1024)?;
         let (name, count) = match run.budget {

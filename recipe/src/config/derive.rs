@@ -1,6 +1,9 @@
 //! Values that follow from a config.
 
+use std::path::PathBuf;
 use std::thread::available_parallelism;
+
+use storage::Location;
 
 use super::{BatchConfig, Budget, Config, Length, LrStyle, Objective, RampupConfig, Warmup};
 
@@ -115,8 +118,18 @@ impl Config {
     /// Folder of the checkpoints.
     #[must_use]
     pub fn checkpoint_dir(&self) -> String {
-        let below_run = || format!("{}/ckpt", self.run.dir.trim_end_matches('/'));
+        let below_run = || Location::new(&self.run.dir).join("ckpt").to_string();
         self.checkpoint.dir.clone().unwrap_or_else(below_run)
+    }
+
+    /// Folder of the logs, in a file system.
+    ///
+    /// # Panics
+    /// If the config was built in memory with a bucket in `run.dir` and not checked.
+    #[must_use]
+    pub fn log_dir(&self) -> PathBuf {
+        let dir = Location::new(&self.run.dir);
+        dir.local_path().expect("checked with the config").to_owned()
     }
 
     /// Prefix of the first `.bin/.idx` pair.
@@ -137,7 +150,8 @@ impl Config {
             Objective::SpanCorruption => "T5MaskedWordPieceDataset",
             Objective::Mlm => "BERTMaskedWordPieceDataset",
         };
-        let below = || format!("{}/cache/{class}_indices", self.corpus());
+        let name = format!("cache/{class}_indices");
+        let below = || Location::new(self.corpus()).join(&name).to_string();
         self.data.cache_dir.clone().unwrap_or_else(below)
     }
 

@@ -3,6 +3,7 @@
 use std::path::{Component, Path, PathBuf};
 
 use serde::Deserialize;
+use storage::Location;
 use toml::{Table, Value};
 
 use super::node::{KeyError, TomlNode};
@@ -30,7 +31,7 @@ impl Config {
     /// [`ConfigError`] with the file and the full name of the key.
     pub fn load(file: &str, sets: &[String]) -> Result<Self, ConfigError> {
         let mut layers = Vec::new();
-        read_with_bases(Path::new(file), &mut Vec::new(), &mut layers)?;
+        read_with_bases(&Location::new(file), &mut Vec::new(), &mut layers)?;
         for argument in sets {
             layers.push(set_layer(argument)?);
         }
@@ -61,11 +62,14 @@ impl Config {
 
 /// Pushes first the bases of a file, then the file.
 fn read_with_bases(
-    path: &Path,
+    file: &Location,
     chain: &mut Vec<String>,
     layers: &mut Vec<Layer>,
 ) -> Result<(), ConfigError> {
-    let name = tidy(path).display().to_string();
+    let name = match file.local_path() {
+        Some(path) if !file.is_url() => tidy(path).display().to_string(),
+        _ => file.to_string(),
+    };
     let seen = chain.contains(&name);
     chain.push(name.clone());
     let refuse = |problem: &str| {
@@ -81,8 +85,7 @@ fn read_with_bases(
     match layer.table.remove("extends") {
         None => {}
         Some(Value::String(base)) => {
-            let folder = path.parent().unwrap_or(Path::new(""));
-            read_with_bases(&folder.join(base), chain, layers)?;
+            read_with_bases(&file.beside(&base), chain, layers)?;
         }
         Some(other) => {
             let problem = format!("expected a file name in quotes after 'extends', found {other}");

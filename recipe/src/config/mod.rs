@@ -91,7 +91,8 @@ pub struct Config {
 #[serde(deny_unknown_fields)]
 pub struct RunConfig {
     /// Folder of the run. It holds the resolved config, the logs, and the checkpoints unless
-    /// `checkpoint.dir` names another folder. Relative to the working directory. Required.
+    /// `checkpoint.dir` names another folder. Relative to the working directory. A bucket is
+    /// possible without logs. Required.
     pub dir: String,
     /// Seed of the initial weights, of dropout and of the sample order. Default: 1234. Minimum: 0.
     /// Maximum: 4294967295, the largest seed of numpy; 2147483646 with `"span-corruption"` and

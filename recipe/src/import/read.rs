@@ -1,8 +1,8 @@
 //! Reads the files of other systems as keys and values.
 
 use std::collections::BTreeMap;
-use std::path::Path;
 
+use storage::Location;
 use toml::{Table, Value};
 
 use super::{
@@ -45,7 +45,8 @@ pub(super) fn read(
 ) -> Result<Input, ConfigError> {
     let mut input = Input { arguments: arguments.to_vec(), ..Input::default() };
     for file in files {
-        let name = file.rsplit('/').next().unwrap_or(file);
+        let location = Location::new(file);
+        let name = location.file_name();
         input.names.push(name.to_owned());
         input.add(source, file, name).map_err(|error| match error {
             Failure::Read(error) => error,
@@ -292,8 +293,7 @@ fn with_bases(file: &str, text: &str, depth: usize) -> Result<Table, Failure> {
     if depth == BASES_MAX {
         return Err("_base_ is nested more than 16 files deep".to_owned().into());
     }
-    let folder = Path::new(file).parent().unwrap_or(Path::new(""));
-    let path = folder.join(base).display().to_string();
+    let path = Location::new(file).beside(base).to_string();
     let text = read_text(&path).map_err(Failure::Read)?;
     let mut all = with_bases(&path, &text, depth + 1)?;
     merge(&mut all, table);

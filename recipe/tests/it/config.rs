@@ -70,6 +70,52 @@ fn defaults_are_what_the_documentation_says() {
     assert_eq!(config.data.local_cache, None);
 }
 
+/// The options of a URL are at its end: a name below it is not.
+#[test]
+fn default_folders_are_below_the_path_of_a_url() {
+    let with = |train: &str, sets: &[&str]| {
+        let text = SMALL.replace("data/text_document", train);
+        let folder = tempfile::tempdir().unwrap();
+        let sets: Vec<_> = sets.iter().map(|set| (*set).to_owned()).collect();
+        Config::load(&write(folder.path(), "run.toml", &text), &sets)
+    };
+    for (train, below) in [
+        ("s3://b/c?endpoint=http://h:1", "s3://b/c/cache/GPTDataset_indices?endpoint=http://h:1"),
+        ("s3://b/c/?depth=16", "s3://b/c/cache/GPTDataset_indices?depth=16"),
+        ("file:/d/c?direct=off", "file:/d/c/cache/GPTDataset_indices?direct=off"),
+        ("/d/c?direct=off", "/d/c?direct=off/cache/GPTDataset_indices"),
+    ] {
+        let config = with(train, &[]).unwrap();
+        assert_eq!(config.cache_dir(), below);
+        assert_eq!(config.resolved().data.cache_dir.as_deref(), Some(below));
+    }
+    let quiet = ["log.jsonl=false", "log.tensorboard=false"];
+    let of_run = |dir: &str, more: &[&str]| with("c", &[&[dir][..], more].concat());
+    for (dir, ckpt) in [
+        ("s3://b/run?endpoint=http://h:1", "s3://b/run/ckpt?endpoint=http://h:1"),
+        ("s3://b/run/?tries=2", "s3://b/run/ckpt?tries=2"),
+    ] {
+        let config = of_run(&format!("run.dir={dir}"), &quiet).unwrap();
+        assert_eq!(config.checkpoint_dir(), ckpt);
+    }
+    let config = of_run("run.dir=file:/d/run?direct=off", &[]).unwrap();
+    assert_eq!(config.checkpoint_dir(), "file:/d/run/ckpt?direct=off");
+    assert_eq!(config.log_dir(), Path::new("/d/run"));
+}
+
+#[test]
+fn logs_of_a_run_are_not_in_a_bucket() {
+    for log in ["log.jsonl=true", "log.tensorboard=true", "log.timers=trace"] {
+        let quiet = ["run.dir=s3://b/run?tries=2", "log.jsonl=false", "log.tensorboard=false"];
+        let sets: Vec<_> = quiet.into_iter().chain([log]).map(str::to_owned).collect();
+        let folder = tempfile::tempdir().unwrap();
+        let error = Config::load(&write(folder.path(), "run.toml", SMALL), &sets).unwrap_err();
+        let expected = "run.dir: expected a path, because the logs are files, found \
+                        s3://b/run?tries=2 (hint: set checkpoint.dir to the URL";
+        assert!(error.to_string().contains(expected), "{error}");
+    }
+}
+
 #[test]
 fn unknown_keys_are_refused_by_name_with_the_nearest_known_one() {
     for (change, expected) in [
@@ -374,6 +420,9 @@ fn a_file_extends_its_base() {
     assert_eq!((config.model.layers, config.model.heads, config.model.hidden), (6, 2, 128));
     // The base has `steps`: a child with `samples` replaces the whole budget.
     assert_eq!((config.run.budget, config.steps_total()), (Budget::Samples(320), 20));
+    // Bases are beside a file that a URL names, and not beside the last of its options.
+    let by_url = format!("file:{top}?direct=off");
+    assert_eq!(Config::load(&by_url, &["model.heads=2".to_owned()]).unwrap(), config);
 }
 
 const CORPORA: &str = "[corpora]\nwiki = '/data/wiki_text_document'\nbooks = 's3://b/books'\n";

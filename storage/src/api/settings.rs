@@ -1,12 +1,13 @@
-//! Parses the URL of a store: `data/corpus`, `file:///lustre/run?engine=pread&direct=off`.
+//! A folder of a file system and its options: `data/corpus`,
+//! `file:///lustre/run?engine=pread&direct=off`.
 
 use std::path::PathBuf;
 
-use crate::{Error, Result};
+use crate::{Error, Location, Result};
 
 /// A path, and the I/O settings.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Location {
+pub(crate) struct FileAddress {
     pub(crate) path: PathBuf,
     pub(crate) settings: IoSettings,
 }
@@ -28,31 +29,26 @@ pub(crate) enum Setting<T> {
     Only(T),
 }
 
-/// Parses a URL, or a plain path, which is taken literally, also with a question mark. URLs have no
-/// percent escapes: give a path that would need them as a plain path.
-pub(crate) fn parse(url: &str) -> Result<Location> {
-    let bad = |reason: String| Error::BadUrl { url: url.to_owned(), reason };
-    if url.is_empty() {
-        return Err(bad("expected a path or a URL".to_owned()));
+/// Checks a path or a URL. A path is taken literally, also with a question mark. URLs have no
+/// percent escapes: give a path that would need them as a path.
+pub(crate) fn parse(location: &Location) -> Result<FileAddress> {
+    let bad = |reason: String| Error::BadUrl { url: location.to_string(), reason };
+    let typed = if location.is_url() { &location.store } else { &location.path };
+    if let Some((scheme, _)) = typed.split_once("://").filter(|(scheme, _)| *scheme != "file") {
+        let expected = "expected a path or a URL with file: or s3:";
+        return Err(bad(format!("{expected}, found scheme '{scheme}'")));
     }
-    let Some(rest) = url.strip_prefix("file:") else {
-        return match url.split_once("://") {
-            Some((scheme, _)) => Err(bad(format!(
-                "expected a path or a URL with file: or s3:, found scheme '{scheme}'"
-            ))),
-            None if url.starts_with("s3:") => Err(bad(
-                "expected s3://BUCKET/PREFIX (hint: a folder of this name is ./s3:)".to_owned(),
-            )),
-            None => Ok(Location { path: url.into(), settings: IoSettings::default() }),
-        };
-    };
-    let (path, query) = rest.split_once('?').unwrap_or((rest, ""));
-    let path = path.strip_prefix("//").unwrap_or(path);
-    if path.is_empty() {
-        return Err(bad("expected a path after file:".to_owned()));
+    if typed.starts_with("s3:") {
+        let hint = "(hint: a folder of this name is ./s3:)";
+        return Err(bad(format!("expected s3://BUCKET/PREFIX {hint}")));
+    }
+    if location.path.is_empty() {
+        let expected = if location.is_url() { "a path after file:" } else { "a path or a URL" };
+        return Err(bad(format!("expected {expected}")));
     }
     let mut settings = IoSettings::default();
-    for option in query.split('&').filter(|option| !option.is_empty()) {
+    let options = location.options.trim_start_matches('?');
+    for option in options.split('&').filter(|option| !option.is_empty()) {
         match option {
             "engine=auto" => settings.engine = Setting::Auto,
             "engine=ring" => settings.engine = Setting::Only(crate::IoEngine::Ring),
@@ -66,7 +62,7 @@ pub(crate) fn parse(url: &str) -> Result<Location> {
             }
         }
     }
-    Ok(Location { path: path.into(), settings })
+    Ok(FileAddress { path: location.path.as_str().into(), settings })
 }
 
 #[cfg(test)]
@@ -74,9 +70,13 @@ mod tests {
     use super::*;
     use crate::IoEngine;
 
+    fn parse(text: &str) -> Result<FileAddress> {
+        super::parse(&Location::new(text))
+    }
+
     #[test]
     fn paths_and_options() {
-        let plain = |path: &str| Location { path: path.into(), settings: IoSettings::default() };
+        let plain = |path: &str| FileAddress { path: path.into(), settings: IoSettings::default() };
         assert_eq!(parse("a/b?engine=ring").unwrap(), plain("a/b?engine=ring"));
         assert_eq!(parse("file:a/b").unwrap(), plain("a/b"));
         assert_eq!(parse("file:///a/b?").unwrap(), plain("/a/b"));
@@ -86,9 +86,16 @@ mod tests {
         let settings =
             IoSettings { engine: Setting::Only(IoEngine::Ring), direct: Setting::Only(true) };
         assert_eq!(parse("file:/a?direct=on&engine=ring").unwrap().settings, settings);
-        for bad in
-            ["", "file:", "file://", "s3:/a", "s3://a/b", "file:/a?engine=fast", "file:/a?depth=4"]
-        {
+        for bad in [
+            "",
+            "file:",
+            "file://",
+            "s3:/a",
+            "s3://a/b",
+            "a/b://c",
+            "file:/a?engine=fast",
+            "file:/a?depth=4",
+        ] {
             assert!(parse(bad).is_err(), "{bad:?} was accepted");
         }
     }

@@ -8,7 +8,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
-use crate::api::settings::{IoSettings, Location};
+use crate::api::settings::{FileAddress, IoSettings};
 use crate::base::pending_call::PendingCall;
 use crate::base::temp_names;
 use crate::fs::detect;
@@ -52,8 +52,8 @@ struct SharedIo {
 }
 
 impl OsFileSystem {
-    pub(crate) fn new(location: &Location) -> crate::Result<Self> {
-        let profile = Profile::detect(&location.path, location.settings)?;
+    pub(crate) fn new(address: &FileAddress) -> crate::Result<Self> {
+        let profile = Profile::detect(&address.path, address.settings)?;
         // If a ring was requested for a file system whose submission may block, requests start on
         // kernel threads, so that 64 of them wait concurrently and not one after the other.
         let inline = matches!(profile.file_system.as_str(), "ext4" | "xfs" | "btrfs" | "f2fs");
@@ -63,7 +63,7 @@ impl OsFileSystem {
         let threads_max = if in_memory { 1 } else { pread::THREADS_MAX };
         let engine = BatchEngine::new(profile.engine, start, threads_max);
         let shared = SharedIo { engine, direct: AtomicBool::new(profile.direct) };
-        let settings = detect::with_environment(location.settings);
+        let settings = detect::with_environment(address.settings);
         let renames_exclusively = OnceLock::new();
         Ok(OsFileSystem { profile, settings, shared: Arc::new(shared), renames_exclusively })
     }

@@ -8,7 +8,7 @@ use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use crate::api::settings::Location;
+use crate::api::settings::FileAddress;
 use crate::base::temp_names;
 use crate::fs::filesystem::{FileSystem, FsFile, Stat, folder_of};
 use crate::fs::os_filesystem::OsFileSystem;
@@ -25,8 +25,8 @@ use crate::{
     Profile, RangeRead, Reader, ReaderOptions, Result, ResumableUpload, Storage, SyncPoint, Upload,
 };
 
-pub(crate) fn open(location: &Location) -> Result<Arc<dyn Storage>> {
-    Ok(Arc::new(Posix::new(Arc::new(OsFileSystem::new(location)?), location.path.clone())))
+pub(crate) fn open(address: &FileAddress) -> Result<Arc<dyn Storage>> {
+    Ok(Arc::new(Posix::new(Arc::new(OsFileSystem::new(address)?), address.path.clone())))
 }
 
 /// A folder of a file system as a store.

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use crate::{Error, Key, Result};
+use crate::{Error, Key, Location, Result};
 
 /// A bucket, a folder in it, and the connection options.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -72,43 +72,30 @@ const OPTIONS: &str = "endpoint=URL, region=NAME, path_style=on|off, ca=FILE, cr
 
 impl Address {
     /// Parses a URL that starts with `s3://`.
-    pub(crate) fn parse(url: &str) -> Result<Self> {
-        // Without its options: a secret put there by mistake must not reach a log.
-        let (shown, query) = url.split_once('?').unwrap_or((url, ""));
-        let bad = |reason: String| Error::BadUrl { url: shown.to_owned(), reason };
-        let path =
-            shown.strip_prefix("s3://").ok_or_else(|| bad("expected s3://bucket".to_owned()))?;
-        let (bucket, prefix) = path.split_once('/').unwrap_or((path, ""));
+    pub(crate) fn parse(location: &Location) -> Result<Self> {
+        let bad = |reason: String| Error::BadUrl { url: location.to_string(), reason };
+        let bucket = location.store.strip_prefix("s3://");
+        let bucket = bucket.ok_or_else(|| bad("expected s3://bucket".to_owned()))?;
         if bucket.contains([':', '@']) {
             // Not shown: it has a secret.
-            let url = "s3://...".to_owned();
-            return Err(Error::BadUrl { url, reason: SECRET.to_owned() });
+            return Err(bad(SECRET.to_owned()));
         }
         let valid = |byte: u8| byte.is_ascii_alphanumeric() || b".-_".contains(&byte);
         if bucket.is_empty() || bucket.len() > 255 || !bucket.bytes().all(valid) {
             return Err(bad(format!("expected a bucket name, found '{bucket}'")));
         }
-        let prefix = match prefix.strip_suffix('/').unwrap_or(prefix) {
+        let prefix = location.path.strip_prefix('/').unwrap_or("");
+        let prefix = match prefix.trim_end_matches('/') {
             "" => Key::root(),
             prefix => Key::new(prefix)?,
         };
         let mut options = S3Options::default();
-        for option in query.split('&').filter(|option| !option.is_empty()) {
+        let typed = location.options.trim_start_matches('?');
+        for option in typed.split('&').filter(|option| !option.is_empty()) {
             let (name, value) = option.split_once('=').unwrap_or((option, ""));
             options.set(name, value).map_err(|reason| bad(format!("option {name}: {reason}")))?;
         }
         Ok(Address { bucket: bucket.to_owned(), prefix, options })
-    }
-
-    /// Splits off the last component.
-    pub(crate) fn split(mut self, url: &str) -> Result<(Self, Key)> {
-        if self.prefix == Key::root() {
-            let reason = "expected a key after the bucket".to_owned();
-            return Err(Error::BadUrl { url: url.to_owned(), reason });
-        }
-        let name = Key::new(self.prefix.name())?;
-        self.prefix = self.prefix.parent();
-        Ok((self, name))
     }
 }
 
@@ -177,14 +164,18 @@ fn duration(value: &str) -> std::result::Result<Duration, String> {
 mod tests {
     use super::*;
 
+    fn parse(url: &str) -> Result<Address> {
+        Address::parse(&Location::new(url))
+    }
+
     #[test]
     fn valid_urls_are_parsed() {
-        let plain = Address::parse("s3://corpus").unwrap();
+        let plain = parse("s3://corpus").unwrap();
         assert_eq!((plain.bucket.as_str(), plain.prefix.as_str()), ("corpus", ""));
         assert_eq!(plain.options, S3Options::default());
         let all = "s3://b.c/x/表/?endpoint=https://h:1/&region=r&path_style=off&ca=/ca&\
                    credentials=/c&profile=p&depth=7&stall=1500ms&tries=3&hedge=off";
-        let all = Address::parse(all).unwrap();
+        let all = parse(all).unwrap();
         assert_eq!((all.bucket.as_str(), all.prefix.as_str()), ("b.c", "x/表"));
         let expected = S3Options {
             endpoint: Some("https://h:1".to_owned()),
@@ -199,9 +190,9 @@ mod tests {
             hedge: false,
         };
         assert_eq!(all.options, expected);
-        let (folder, name) = Address::parse("s3://b/x/y.bin").unwrap().split("").unwrap();
-        assert_eq!((folder.prefix.as_str(), name.as_str()), ("x", "y.bin"));
-        assert!(Address::parse("s3://b/").unwrap().split("").is_err());
+        let (folder, name) = crate::locate("s3://b/x/y.bin").unwrap();
+        assert_eq!((folder.display(&Key::root()).as_str(), name.as_str()), ("s3://b/x", "y.bin"));
+        assert!(crate::locate("s3://b/").is_err());
     }
 
     #[test]
@@ -222,7 +213,7 @@ mod tests {
             "s3://b?endpoint=http://",
             "s3://b?hedge=maybe",
         ] {
-            assert!(Address::parse(bad).is_err(), "{bad:?} was accepted");
+            assert!(parse(bad).is_err(), "{bad:?} was accepted");
         }
     }
     #[test]
@@ -233,7 +224,7 @@ mod tests {
             "s3://key:secret@bucket/a",
             "s3://key:secret/with/slashes@bucket/a",
         ] {
-            let error = Address::parse(url).unwrap_err();
+            let error = parse(url).unwrap_err();
             assert!(!error.to_string().contains("secret"), "{error}");
         }
     }

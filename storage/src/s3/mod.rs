@@ -36,22 +36,22 @@ pub(crate) use probe::examine;
 
 use crate::base::temp_names;
 use crate::{
-    Error, IoEngine, Key, Object, ObjectMeta, Profile, Reader, ReaderOptions, Result,
+    Error, IoEngine, Key, Location, Object, ObjectMeta, Profile, Reader, ReaderOptions, Result,
     ResumableUpload, Storage, SyncPoint, Upload,
 };
 
-/// Whether this is an S3 URL.
-pub(crate) fn is_s3_url(url: &str) -> bool {
-    url.starts_with("s3://")
+pub(crate) fn open(location: &Location) -> Result<Arc<dyn Storage>> {
+    Ok(Arc::new(S3::new(Address::parse(location)?)))
 }
 
-pub(crate) fn open(url: &str) -> Result<Arc<dyn Storage>> {
-    Ok(Arc::new(S3::new(Address::parse(url)?)))
-}
-
-pub(crate) fn locate(url: &str) -> Result<(Arc<dyn Storage>, Key)> {
-    let (folder, key) = Address::parse(url)?.split(url)?;
-    Ok((Arc::new(S3::new(folder)), key))
+pub(crate) fn locate(location: &Location) -> Result<(Arc<dyn Storage>, Key)> {
+    let Address { bucket, prefix, options } = Address::parse(location)?;
+    if prefix == Key::root() {
+        let reason = "expected a key after the bucket".to_owned();
+        return Err(Error::BadUrl { url: location.to_string(), reason });
+    }
+    let (prefix, key) = (prefix.parent(), Key::new(prefix.name())?);
+    Ok((Arc::new(S3::new(Address { bucket, prefix, options })), key))
 }
 
 /// A folder of a bucket as a store.

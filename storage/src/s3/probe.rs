@@ -14,7 +14,7 @@ use super::attempt_error::AttemptError;
 use super::bucket::{Bucket, ProcessBucket, Tries};
 use super::location::Address;
 use crate::probe::{BucketInfo, ProbeDepth};
-use crate::{Error, Key, ProcessIdentity, RemoteErrorKind, Result};
+use crate::{Error, Key, Location, ProcessIdentity, RemoteErrorKind, Result};
 
 /// The bytes written, and the range read back.
 const BYTES: &[u8] = b"feedline doctor was here";
@@ -27,7 +27,7 @@ pub(crate) fn examine(
     depth: ProbeDepth,
     announce: &dyn Fn(&'static str),
 ) -> Result<BucketInfo> {
-    let Address { bucket, prefix, options } = Address::parse(url)?;
+    let Address { bucket, prefix, options } = Address::parse(&Location::new(url))?;
     let name = prefix.join(&format!(".tmp-doctor-{}", ProcessIdentity::new()))?;
     let live = Bucket::of(&bucket, &options).live()?;
     let object = format!("s3://{bucket}/{name}");

@@ -17,4 +17,5 @@ mod readers;
 mod reference;
 mod services;
 mod tidy;
+mod tidy_locations;
 mod words;

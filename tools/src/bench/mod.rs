@@ -34,7 +34,7 @@ use anyhow::{Context as _, Result, anyhow, bail, ensure};
 use clap::Args;
 use recipe::config::Config;
 use storage::simulate::Simulation;
-use storage::{ByteSize, TimeSpan};
+use storage::{ByteSize, Location, TimeSpan};
 
 use crate::command::Invocation;
 use crate::ui::simulate::Simulate;
@@ -462,7 +462,7 @@ fn targets_and_models(args: &BenchArgs) -> Vec<(String, String, Option<String>)>
 
 /// Names of the targets: URLs without options, unless only the options differ.
 fn names_of(targets: &[String]) -> Vec<String> {
-    let short = |url: &String| url.split('?').next().unwrap_or(url).to_owned();
+    let short = |url: &String| Location::new(url).without_options().to_string();
     let is_one = |name: &String| targets.iter().filter(|url| short(url) == *name).count() == 1;
     let name = |url: &String| Some(short(url)).filter(is_one).unwrap_or_else(|| url.clone());
     distinct(targets.iter().map(name))

@@ -11,7 +11,7 @@ use std::{fs, io};
 
 use anyhow::{Context as _, Error, Result, anyhow, bail, ensure};
 use storage::simulate::Simulation;
-use storage::{ByteSize, Key, Storage};
+use storage::{ByteSize, Key, Location, Storage};
 
 use super::measure::counters::CounterSource;
 
@@ -60,7 +60,7 @@ impl TargetFolder {
         simulation: Option<Arc<Simulation>>,
         id: &str,
     ) -> Result<Self> {
-        let path = path_of(url);
+        let path = Location::new(url).local_path().map(Path::to_owned);
         if let Some(path) = &path {
             check_folder(url, path)?;
         }
@@ -166,16 +166,6 @@ impl TargetFolder {
 
 fn is_read_only(error: &io::Error) -> bool {
     error.kind() == io::ErrorKind::ReadOnlyFilesystem
-}
-
-/// Path of a file URL; `None` for other URLs.
-#[must_use]
-pub fn path_of(url: &str) -> Option<PathBuf> {
-    let Some(rest) = url.strip_prefix("file:") else {
-        return (!url.contains("://")).then(|| PathBuf::from(url));
-    };
-    let path = rest.split('?').next().unwrap_or(rest);
-    Some(PathBuf::from(path.strip_prefix("//").unwrap_or(path)))
 }
 
 /// Refuses a path that is not a folder: without the mount, the benchmark would create a folder of

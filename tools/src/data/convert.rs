@@ -4,11 +4,12 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
-use indexed::{Dtype, Format, ReadOptions, TokenSource, WriteOptions, Writer, similar_prefixes};
+use indexed::{Dtype, Format, ReadOptions, TokenSource, WriteOptions, Writer};
 use serde::Serialize;
 use serde_json::{Value, json};
-use storage::{ByteSize, rate_text};
+use storage::{ByteSize, Location, rate_text};
 
+use crate::ui::inspect_target::similar_names;
 use crate::ui::job::{CancellableJob, CountedBytes};
 use crate::ui::output::{Output, TOOL, verified_manifest, write_manifest};
 use crate::ui::output_claim::{OutputClaim, Takeover};
@@ -72,11 +73,12 @@ pub fn convert(request: &ConvertRequest, work: &Arc<CancellableJob>) -> Result<C
     // The claim is taken first: unfinished files of a killed run must not be read as the source.
     let output = [(&out, &out_prefix)];
     let _claim = OutputClaim::take(work, "convert", request.to, &output, request.takeover)?;
-    let (store, key) = work.locate(request.source.trim_end_matches('/'))?;
+    let (store, key) = work.locate(&request.source)?;
     let found = Format::detect(&store, &key)?;
     let (format, prefix) = match (request.from, found) {
         (None, None) => {
-            let near = similar_prefixes(store.as_ref(), &key).join(", ");
+            let source = Location::new(&request.source);
+            let near = similar_names(&source, store.as_ref(), &key).join(", ");
             let near = if near.is_empty() { near } else { format!("there is {near}; ") };
             bail!(
                 "cannot convert {}: no token files of a known format (hint: {near}a .bin of bare \

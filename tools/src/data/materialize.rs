@@ -12,10 +12,11 @@ use clap::Args;
 use indexed::{Builder, Format, GptIndex, GptIndexConfig, IndexedDataset, Split};
 use serde::Serialize;
 use serde_json::{Value, json};
-use storage::{ByteSize, Key, RangeRead, rate_text};
+use storage::{ByteSize, Key, Location, RangeRead, rate_text};
 
 use crate::data::index::tokenizer_of;
 use crate::data::materialize_resume::{MaterializeResume, kept_text};
+use crate::ui::inspect_target::PAIR_SUFFIXES;
 use crate::ui::job::{CancellableJob, CountedBytes};
 use crate::ui::output::{Output, TOOL, no_manifest_yet, verified_manifest, write_manifest_only};
 use crate::ui::terminal::{FactTable, thousands};
@@ -109,7 +110,8 @@ struct CopyPiece {
 /// If the source is damaged, an output exists, or the settings give no order.
 pub fn materialize(args: &Materialize, work: &Arc<CancellableJob>) -> Result<Materialized> {
     let start = Instant::now();
-    let name = args.source.trim_end_matches(".bin").trim_end_matches(".idx");
+    let source = Location::new(&args.source).without_suffix(&PAIR_SUFFIXES).to_string();
+    let name = source.as_str();
     let (store, prefix) = work.locate(name)?;
     let dataset = IndexedDataset::open_ready(&store, &prefix)?;
     let (out, out_key) = work.locate(&args.output_prefix)?;

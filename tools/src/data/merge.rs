@@ -6,11 +6,12 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail, ensure};
-use indexed::{DocumentRange, Format, IndexedDataset, similar_prefixes, splice};
+use indexed::{DocumentRange, Format, IndexedDataset, splice};
 use serde::Serialize;
 use serde_json::{Map, Value, json};
-use storage::{ByteSize, FileEntry, Key, Storage, rate_text};
+use storage::{ByteSize, FileEntry, Key, Location, Storage, rate_text};
 
+use crate::ui::inspect_target::{PAIR_SUFFIXES, similar_names};
 use crate::ui::job::{CancellableJob, CountedBytes};
 use crate::ui::output::{
     Output, TOOL, pair_bytes, token_manifest, verify_checksums, write_manifest,
@@ -127,17 +128,17 @@ pub fn merge(request: &MergeRequest, work: &Arc<CancellableJob>) -> Result<Merge
 fn find(request: &MergeRequest, work: &Arc<CancellableJob>) -> Result<Vec<MergeInput>> {
     let mut sources = Vec::new();
     for input in &request.inputs {
-        let bare = input.trim_end_matches('/');
-        let bare = [".bin", ".idx"].iter().find_map(|s| bare.strip_suffix(s)).unwrap_or(bare);
-        ensure!(!bare.is_empty(), "cannot merge {input}: expected a prefix or a folder, found /");
+        let bare = Location::new(input).without_suffix(&PAIR_SUFFIXES);
+        let name = bare.file_name();
+        ensure!(!name.is_empty(), "cannot merge {input}: expected a prefix or a folder, found /");
         // A name such as `.` has no last component to use as the key.
-        let (store, key) = work.locate(&with_last_component(bare))?;
+        let (store, key) = work.locate(&with_last_component(&bare).to_string())?;
         let is_pair = store.open(&key.with_suffix(".idx")?).is_ok();
         if is_pair {
             sources.push(MergeInput::open(store, key)?);
             continue;
         }
-        let folder = work.open_url(bare)?;
+        let folder = work.open_url(&bare.to_string())?;
         let names =
             folder.list_names(&Key::root()).with_context(|| format!("cannot list {input}"))?;
         let with =
@@ -149,7 +150,7 @@ fn find(request: &MergeRequest, work: &Arc<CancellableJob>) -> Result<Vec<MergeI
             PrefixOrder::Numeric => stems.sort_by(|a, b| numeric(a, b)),
         }
         if stems.is_empty() {
-            let near = similar_prefixes(store.as_ref(), &key).join(", ");
+            let near = similar_names(&bare, store.as_ref(), &key).join(", ");
             let hint = if near.is_empty() { near } else { format!(" (hint: there is {near})") };
             bail!(
                 "cannot merge {input}: expected a .bin and .idx of that name or a folder with \

@@ -3,10 +3,12 @@
 use std::sync::Arc;
 
 use anyhow::{Result, anyhow};
-use indexed::{Format, Repair, similar_prefixes};
+use indexed::{Format, Repair};
 use serde::Serialize;
 use serde_json::{Value, json};
+use storage::Location;
 
+use crate::ui::inspect_target::{PAIR_SUFFIXES, similar_names};
 use crate::ui::job::{CancellableJob, CountedBytes};
 use crate::ui::output::{Output, TOOL, pair_bytes, token_manifest, write_manifest};
 use crate::ui::output_claim::{OutputClaim, Takeover};
@@ -49,14 +51,14 @@ pub struct Repaired {
 /// # Errors
 /// If the header cannot be read, or the output exists.
 pub fn repair(request: &RepairRequest, work: &Arc<CancellableJob>) -> Result<Repaired> {
-    let name = request.source.trim_end_matches(".bin").trim_end_matches(".idx");
-    let (store, prefix) = work.locate(name)?;
+    let name = Location::new(&request.source).without_suffix(&PAIR_SUFFIXES);
+    let (store, prefix) = work.locate(&name.to_string())?;
     let (out, key) = work.locate(&request.out)?;
     let _claim =
         OutputClaim::take(work, "repair", Format::Mmididx, &[(&out, &key)], request.takeover)?;
     let idx_bytes = match store.open(&prefix.with_suffix(".idx")?) {
         Err(error @ storage::Error::NotFound { .. }) => {
-            let near = similar_prefixes(store.as_ref(), &prefix).join(", ");
+            let near = similar_names(&name, store.as_ref(), &prefix).join(", ");
             let hint = if near.is_empty() { near } else { format!(" (hint: there is {near})") };
             return Err(anyhow!("{error}{hint}"));
         }

@@ -6,8 +6,9 @@ use anyhow::{Result, ensure};
 use indexed::{DocumentRange, Format, IndexedDataset, Split, SplitMatrix, splice};
 use serde::Serialize;
 use serde_json::{Value, json};
-use storage::{Key, Storage};
+use storage::{Key, Location, Storage};
 
+use crate::ui::inspect_target::PAIR_SUFFIXES;
 use crate::ui::job::{CancellableJob, CountedBytes};
 use crate::ui::output::{
     Output, TOOL, no_manifest_yet, pair_bytes, verified_manifest, write_manifest,
@@ -62,27 +63,34 @@ pub struct SplitOutput {
 /// the next run removes the parts and starts from scratch.
 pub fn split(request: &SplitRequest, work: &Arc<CancellableJob>) -> Result<SplitReport> {
     let shares = SplitMatrix::parse(&request.split)?;
-    let name = request.source.trim_end_matches(".bin").trim_end_matches(".idx");
-    let (store, prefix) = work.locate(name)?;
+    let name = Location::new(&request.source).without_suffix(&PAIR_SUFFIXES).to_string();
+    let (store, prefix) = work.locate(&name)?;
     let documents = IndexedDataset::open(&store, &prefix)?.document_count();
     ensure!(documents > 0, "cannot split {name}: no documents");
+    let place = Location::new(&request.out);
+    ensure!(
+        !place.is_named_as_folder(),
+        "cannot write {place}: expected a prefix for file names, such as {}, found a folder",
+        place.join(prefix.name())
+    );
+    let (out, out_prefix) = work.locate(&request.out)?;
     let mut targets = Vec::new();
     for which in Split::ALL {
         let Some(range) = shares.range(which, documents) else { continue };
-        let (out, key) = work.locate(&format!("{}_{which}", request.out))?;
+        let key = out_prefix.with_suffix(&format!("_{which}"))?;
         if range.is_empty() {
             no_manifest_yet(out.as_ref(), &key)?;
         }
-        targets.push((which, range, out, key));
+        targets.push((which, range, key));
     }
-    let written = targets.iter().filter(|(_, range, ..)| !range.is_empty());
-    let outputs: Vec<_> = written.map(|(_, _, out, key)| (out, key)).collect();
+    let written = targets.iter().filter(|(_, range, _)| !range.is_empty());
+    let outputs: Vec<_> = written.map(|(_, _, key)| (&out, key)).collect();
     let command = format!("split {} {}", store.display(&prefix), request.split);
     let _claim = OutputClaim::take(work, &command, Format::Mmididx, &outputs, request.takeover)?;
     let manifest = verified_manifest(store.as_ref(), &prefix, Format::Mmididx, work)?;
     work.begin("split", CountedBytes::Written, Some(pair_bytes(store.as_ref(), &prefix)?));
     let mut parts = Vec::new();
-    for (nth, (which, range, out, key)) in targets.iter().enumerate() {
+    for (nth, (which, range, key)) in targets.iter().enumerate() {
         let (documents, range) = ([range.start, range.end], range.clone());
         if range.is_empty() {
             let part = which.name();
@@ -104,17 +112,17 @@ pub fn split(request: &SplitRequest, work: &Arc<CancellableJob>) -> Result<Split
             "part": which.name(),
             "documents": documents,
         });
-        match write_part(which.name(), documents, (out, key), of, meta) {
+        match write_part(which.name(), documents, (&out, key), of, meta) {
             Ok(part) => parts.push(part),
             Err(error) => {
                 // The part that failed has removed its own files.
-                let before = targets[..nth].iter().filter(|(_, range, ..)| !range.is_empty());
-                before.for_each(|(_, _, out, key)| remove(out.as_ref(), key));
+                let before = targets[..nth].iter().filter(|(_, range, _)| !range.is_empty());
+                before.for_each(|(_, _, key)| remove(out.as_ref(), key));
                 return Err(error);
             }
         }
     }
-    Ok(SplitReport { source: name.to_owned(), documents, parts })
+    Ok(SplitReport { source: name, documents, parts })
 }
 
 /// Writes one part; after an error, no file of it remains.
@@ -155,10 +163,9 @@ impl SplitReport {
     pub fn text(&self) -> String {
         let row = |part: &SplitOutput| {
             let [start, end] = part.documents;
-            let prefix = part
-                .outputs
-                .first()
-                .map_or("not written: no documents", |first| first.name.trim_end_matches(".bin"));
+            let prefix = part.outputs.first().map_or("not written: no documents", |first| {
+                first.name.strip_suffix(".bin").unwrap_or(&first.name)
+            });
             let counts = [end - start, part.sequences, part.tokens].map(thousands);
             let mut row = vec![part.part.to_owned()];
             row.extend(counts);

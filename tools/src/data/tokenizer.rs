@@ -9,7 +9,7 @@ use preprocess::train::{
 };
 use preprocess::{Format, InputOptions, TokenizerSpec, open_tokenizer};
 use serde::Serialize;
-use storage::{ByteSize, Key, rate_text};
+use storage::{ByteSize, Key, Location, rate_text};
 
 use crate::ui::output::Output;
 use crate::ui::terminal::{FactTable, thousands};
@@ -181,7 +181,7 @@ fn bytes_per_token(args: &TrainArgs, trained: &TrainedTokenizer) -> Result<f64> 
         if is_model { ("sentencepiece", "tokenizer.model") } else { ("hf", "tokenizer.json") };
     let spec = TokenizerSpec {
         kind: kind.to_owned(),
-        model: Some(format!("{}/{file}", args.out.trim_end_matches('/'))),
+        model: Some(Location::new(&args.out).join(file).to_string()),
         ..TokenizerSpec::default()
     };
     let tokenizer = open_tokenizer(&spec)?;

@@ -4,14 +4,14 @@ use std::collections::BTreeSet;
 use std::path::Path;
 
 use anyhow::Result;
-use indexed::similar_prefixes;
 use recipe::config::{Config, Objective, Offload};
 use recipe::plan::{PlanInputs, RunPlan};
 use storage::probe::{MountInfo, ProbeFolder, cached_share};
-use storage::{ByteSize, Key};
+use storage::{ByteSize, Key, Location};
 
 use super::folder::path_of;
 use super::{ANSWERS, DoctorArgs, Finding, Findings, FolderOrigin, Patience, Purpose};
+use crate::ui::inspect_target::similar_names;
 
 /// Local file systems.
 const LOCAL: [&str; 8] = ["ext4", "xfs", "btrfs", "f2fs", "zfs", "tmpfs", "ramfs", "overlay"];
@@ -24,7 +24,8 @@ pub(super) fn look(args: &DoctorArgs, patience: &Patience) -> Result<Vec<Finding
     let mut probe = ConfigProbe { patience, all: Vec::new(), seen: BTreeSet::new() };
     for corpus in &config.data.train {
         probe.all.extend(dataset(&corpus.path, &config, patience));
-        probe.look(&folder_of(&corpus.path), Purpose::Data, FolderOrigin::MustExist);
+        let folder = Location::new(&corpus.path).parent().to_string();
+        probe.look(&folder, Purpose::Data, FolderOrigin::MustExist);
     }
     probe.all.extend(index_cache(&config.cache_dir(), patience));
     probe.all.extend(tokenizer(&config.data.tokenizer, patience));
@@ -54,7 +55,7 @@ struct ConfigProbe<'a> {
 
 impl ConfigProbe<'_> {
     fn look(&mut self, place: &str, purpose: Purpose, made: FolderOrigin) {
-        let nearest = match place.starts_with("s3://") {
+        let nearest = match Location::new(place).is_s3() {
             true => place.to_owned(),
             false => nearest(place, self.patience).unwrap_or_else(|| place.to_owned()),
         };
@@ -164,7 +165,7 @@ fn nearest(place: &str, patience: &Patience) -> Option<String> {
 
 /// Checks whether the sample order can be stored. Otherwise every start of a run builds it.
 fn index_cache(dir: &str, patience: &Patience) -> Vec<Finding> {
-    if dir.starts_with("s3://") {
+    if Location::new(dir).is_s3() {
         return super::look(dir, Purpose::Both, FolderOrigin::ByRun, patience);
     }
     let mut found = Findings::of(dir);
@@ -193,16 +194,6 @@ fn index_cache(dir: &str, patience: &Patience) -> Vec<Finding> {
     found.all
 }
 
-fn folder_of(prefix: &str) -> String {
-    let (path, options) = prefix.split_once('?').map_or((prefix, ""), |(path, more)| (path, more));
-    let folder = match path.rsplit_once('/') {
-        Some(("", _)) => "/",
-        Some((folder, _)) => folder,
-        None => ".",
-    };
-    if options.is_empty() { folder.to_owned() } else { format!("{folder}?{options}") }
-}
-
 /// The error of opening a dataset, and a similar prefix that exists.
 struct AbsentDataset {
     error: storage::Error,
@@ -217,25 +208,25 @@ impl From<storage::Error> for AbsentDataset {
 
 /// Checks whether the files of a corpus exist, how large they are, and how much of them is cached.
 fn dataset(prefix: &str, config: &Config, patience: &Patience) -> Vec<Finding> {
-    let mut found = Findings::of(prefix.split('?').next().unwrap_or(prefix));
+    let mut found = Findings::of(&Location::new(prefix).without_options().to_string());
     let ends: &[&str] = match config.objective() {
         Objective::Encdec => &["_context", "_target", "_target_offset"],
         _ => &[""],
     };
-    let owned = prefix.to_owned();
+    let owned = Location::new(prefix);
     let names: Vec<String> = ends
         .iter()
         .flat_map(|end| [".idx", ".bin"].map(|suffix| format!("{end}{suffix}")))
         .collect();
     let stage = patience.stage("open the dataset");
     let opened = stage.run(move || -> Result<Vec<(u64, Option<f64>)>, AbsentDataset> {
-        let (store, key) = storage::locate(&owned)?;
+        let (store, key) = owned.locate()?;
         let open = |suffix: &String| {
             let object = store.open(&key.with_suffix(suffix)?)?;
             Ok((object.len_bytes(), cached_share(&*object)))
         };
         let files: storage::Result<_> = names.iter().map(open).collect();
-        let near = || similar_prefixes(&*store, &key).into_iter().next();
+        let near = || similar_names(&owned, &*store, &key).into_iter().next();
         files.map_err(|error| AbsentDataset { error, near: near() })
     });
     match opened {
@@ -294,7 +285,7 @@ fn tokenizer(spec: &str, patience: &Patience) -> Vec<Finding> {
 
 /// Checks whether all checkpoints that exist at once fit: the retained ones, and the next.
 fn room(dir: &str, config: &Config, patience: &Patience) -> Vec<Finding> {
-    let mut found = Findings::of(dir.split('?').next().unwrap_or(dir));
+    let mut found = Findings::of(&Location::new(dir).without_options().to_string());
     let plan = RunPlan::new(config, &PlanInputs::default());
     let (one, need) = (plan.checkpoint.checkpoint_bytes, plan.checkpoint.disk_bytes_max);
     let fact = format!(

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use storage::fs::lustre::Striping;
 use storage::probe::{MountInfo, ProbeFolder};
-use storage::{ByteSize, Error, Stage};
+use storage::{ByteSize, Error, Location, Stage};
 
 use super::{ANSWERS, Finding, Findings, FolderOrigin, Patience, Purpose, mount};
 use crate::ui::unfinished_files::{FileTotal, UnfinishedFiles};
@@ -68,10 +68,7 @@ pub(super) fn look(
 
 /// The path of a plain path or of a `file:` URL, without the options of the URL.
 pub(super) fn path_of(place: &str) -> PathBuf {
-    match place.strip_prefix("file:") {
-        Some(url) => url.strip_prefix("//").unwrap_or(url).split('?').next().unwrap_or(url).into(),
-        None => place.into(),
-    }
+    Location::new(place).local_path().map_or_else(|| place.into(), Path::to_owned)
 }
 
 /// Why the probe ended early.

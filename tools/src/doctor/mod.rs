@@ -18,7 +18,7 @@ use anyhow::{Result, bail};
 use clap::{Args, ValueEnum};
 use serde::Serialize;
 use storage::probe::{BucketInfo, HostInfo, MountInfo};
-use storage::{Stage, TimeSpan};
+use storage::{Location, Stage, TimeSpan};
 
 use crate::ui::timeout::StopSignal;
 
@@ -186,7 +186,7 @@ enum FolderOrigin {
 }
 
 fn look(place: &str, purpose: Purpose, made: FolderOrigin, patience: &Patience) -> Vec<Finding> {
-    if place.starts_with("s3://") {
+    if Location::new(place).is_s3() {
         return bucket::look(place, purpose, patience);
     }
     folder::look(place, purpose, made, patience)

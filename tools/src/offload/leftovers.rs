@@ -9,7 +9,7 @@ use anyhow::{Result, ensure};
 use ckpt::offload::{OwnedFolder, marked, sweep};
 use clap::Args;
 use serde::Serialize;
-use storage::{ByteSize, Key, Storage};
+use storage::{ByteSize, Location, Storage};
 
 use crate::ckpt::CkptOutput;
 use crate::ui::terminal::table;
@@ -45,9 +45,9 @@ struct Found {
 pub(super) fn run(args: &LeftArgs) -> Result<CkptOutput> {
     let open = |folder: &String| storage::open_url(folder);
     let stores: Vec<Arc<dyn Storage>> = args.folders.iter().map(open).collect::<Result<_, _>>()?;
-    for (name, store) in args.folders.iter().zip(&stores) {
-        let folder = store.display(&Key::root());
-        ensure!(Path::new(&folder).is_dir(), "cannot list {name}: expected a folder, found none");
+    for name in args.folders.iter().map(|name| Location::new(name)) {
+        let is_folder = name.local_path().is_some_and(Path::is_dir);
+        ensure!(is_folder, "cannot list {name}: expected a folder, found none");
     }
     let (mut states, mut removed) = (Vec::new(), Vec::new());
     for store in &stores {

@@ -4,10 +4,23 @@ use std::sync::Arc;
 
 use anyhow::{Context as _, Result, bail};
 use indexed::{Format, similar_prefixes};
-use storage::{Key, Storage};
+use storage::{Key, Location, Storage};
 
 use crate::ui::job::CancellableJob;
 use crate::ui::step_folder::{run_steps, with_last_component};
+
+/// The suffixes of the files of a prefix.
+pub(crate) const PAIR_SUFFIXES: [&str; 2] = [".bin", ".idx"];
+
+/// Names of datasets similar to the prefix at `place`, which has none, for a hint.
+pub(crate) fn similar_names(place: &Location, store: &dyn Storage, prefix: &Key) -> Vec<String> {
+    let name = |dataset: Key| {
+        let is_beside = dataset.parent() == prefix.parent();
+        let folder = if is_beside { place.parent() } else { place.clone() };
+        folder.join(dataset.name()).to_string()
+    };
+    similar_prefixes(store, prefix).into_iter().map(name).collect()
+}
 
 /// Nothing exists under the name of an argument.
 #[derive(Debug)]
@@ -90,9 +103,8 @@ impl InspectTarget {
     /// # Errors
     /// If no known target exists; the error names the expected ones.
     pub fn find(name: &str) -> Result<Self> {
-        let name = with_last_component(name.trim_end_matches('/'));
-        let name = name.as_ref();
-        if let Ok((store, key)) = storage::locate(name) {
+        let name = with_last_component(&Location::new(name));
+        if let Ok((store, key)) = name.locate() {
             // An invalid .idx is reported when the pair is opened.
             if let Ok(Some((format, prefix))) = Format::detect(&store, &key)
                 && format != Format::Mmididx
@@ -100,9 +112,8 @@ impl InspectTarget {
                 return Ok(InspectTarget::Foreign { store, prefix, format });
             }
         }
-        let name = name.strip_suffix(".bin").or_else(|| name.strip_suffix(".idx")).unwrap_or(name);
-        let (parent, key) = storage::locate(if name.is_empty() { "/" } else { name })
-            .with_context(|| format!("cannot find {name}"))?;
+        let name = name.without_suffix(&PAIR_SUFFIXES);
+        let (parent, key) = name.locate().with_context(|| format!("cannot find {name}"))?;
         let beside =
             parent.list_names(&key.parent()).with_context(|| format!("cannot find {name}"))?;
         let has =
@@ -115,27 +126,27 @@ impl InspectTarget {
         {
             return Ok(InspectTarget::Checkpoint { store: parent, step });
         }
-        let inside = storage::open_url(name)?;
-        let near = || match similar_prefixes(&*parent, &key).join(", ") {
+        let (inside, index) = (name.open()?, name.with_suffix(".idx"));
+        let near = || match similar_names(&name, &*parent, &key).join(", ") {
             near if near.is_empty() => String::new(),
             near => format!(" (hint: there is {near})"),
         };
         if !has("") {
             let near = near();
             return Err(NothingFound::error(format!(
-                "cannot find {name}: expected {name}.idx, token files of another format or a \
+                "cannot find {name}: expected {index}, token files of another format or a \
                  folder, found none{near}"
             )));
         }
         if inside.list_names(&Key::root())?.iter().any(|name| ckpt::step_of(name).is_some()) {
             return Ok(InspectTarget::Checkpoints { store: inside });
         }
-        let hint = match run_steps(&*inside)? {
+        let hint = match run_steps(&name, &*inside)? {
             Some(steps) => format!(" (hint: the steps of this run are in {steps})"),
             None => near(),
         };
         bail!(
-            "cannot find {name}: expected {name}.idx or a folder with steps (step-*), found a \
+            "cannot find {name}: expected {index} or a folder with steps (step-*), found a \
              folder without steps{hint}"
         )
     }

@@ -1,11 +1,10 @@
 //! Opens the folder of checkpoints that an argument names, or explains why it is not one.
 
-use std::borrow::Cow;
 use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::{Result, bail};
-use storage::{Key, Storage};
+use storage::{Key, Location, Storage};
 
 use crate::ui::inspect_target::NothingFound;
 
@@ -62,8 +61,8 @@ pub fn check_two_folders(
 /// As [`holding_steps`], but for a folder without steps.
 pub fn existing(name: &str, operation: &str) -> Result<Arc<dyn Storage>> {
     let store = not_a_step(name, operation)?;
-    let is_there = match local_path(&*store) {
-        Some(path) => Path::new(&path).exists(),
+    let is_there = match Location::new(name).local_path() {
+        Some(path) => path.exists(),
         // A bucket has no empty folders.
         None => !store.list_names(&Key::root())?.is_empty(),
     };
@@ -81,25 +80,20 @@ pub fn existing(name: &str, operation: &str) -> Result<Arc<dyn Storage>> {
 /// # Errors
 /// If it is a step or a file, or the folder of a run whose steps are below it.
 pub(crate) fn not_a_step(name: &str, operation: &str) -> Result<Arc<dyn Storage>> {
-    let name = name.trim_end_matches('/');
-    let name = if name.is_empty() { "/" } else { name };
-    let store = storage::open_url(name)?;
-    if let Some(path) = local_path(&*store)
-        && Path::new(&path).is_file()
-    {
+    let name = &Location::new(name);
+    let store = name.open()?;
+    if name.local_path().is_some_and(Path::is_file) {
         bail!("cannot {operation} {name}: expected a folder with steps (step-*), found a file");
     }
     let full_name = with_last_component(name);
-    let bare = full_name.split('?').next().unwrap_or_default();
-    if let Some((folder, last)) = bare.rsplit_once('/').or(Some((".", bare)))
-        && ckpt::step_of(last).is_some()
-    {
+    if ckpt::step_of(full_name.file_name()).is_some() {
+        let folder = full_name.parent();
         bail!(
             "cannot {operation} {name}: expected a folder with steps (step-*), found a step (hint: \
              give the folder that holds it, {folder})"
         );
     }
-    if let Some(inner) = run_steps(&*store)? {
+    if let Some(inner) = run_steps(name, &*store)? {
         bail!(
             "cannot {operation} {name}: expected a folder with steps (step-*), found the folder of \
              a run (hint: its steps are in {inner})"
@@ -108,8 +102,9 @@ pub(crate) fn not_a_step(name: &str, operation: &str) -> Result<Arc<dyn Storage>
     Ok(store)
 }
 
-/// The folder of steps below the folder of a run, if it has one and no steps itself.
-pub(crate) fn run_steps(store: &dyn Storage) -> Result<Option<String>> {
+/// The folder of steps below the folder of a run, whose store is given, if it has one and no steps
+/// itself.
+pub(crate) fn run_steps(run: &Location, store: &dyn Storage) -> Result<Option<Location>> {
     let names = store.list_names(&Key::root())?;
     let is_step = |name: &String| ckpt::step_of(name).is_some();
     if names.iter().any(is_step) || !names.iter().any(|name| name == BELOW_RUN) {
@@ -118,7 +113,7 @@ pub(crate) fn run_steps(store: &dyn Storage) -> Result<Option<String>> {
     let below = Key::new(BELOW_RUN)?;
     // It may be a file of that name.
     let inner = store.list_names(&below).unwrap_or_default();
-    Ok(inner.iter().any(is_step).then(|| store.display(&below)))
+    Ok(inner.iter().any(is_step).then(|| run.join(BELOW_RUN)))
 }
 
 /// Whether two stores are known to have the same root folder.
@@ -134,21 +129,13 @@ fn is_same_folder(a: &dyn Storage, b: &dyn Storage) -> bool {
 
 /// Replaces `.`, `..` and paths that end in them by their absolute path, whose last component can
 /// be a key.
-pub(crate) fn with_last_component(name: &str) -> Cow<'_, str> {
-    let ends_in_dots = matches!(name.rsplit('/').next(), Some("." | ".."));
-    let real = ends_in_dots.then(|| std::fs::canonicalize(name).ok()).flatten();
-    match real.as_deref().and_then(Path::to_str) {
-        Some(path) => Cow::Owned(path.to_owned()),
-        None => Cow::Borrowed(name),
-    }
+pub(crate) fn with_last_component(name: &Location) -> Location {
+    let ends_in_dots = matches!(name.file_name(), "." | "..");
+    let path = name.local_path().filter(|_| ends_in_dots && !name.is_url());
+    let real = path.and_then(|path| std::fs::canonicalize(path).ok());
+    real.as_deref().and_then(Path::to_str).map_or_else(|| name.clone(), Location::new)
 }
 
 fn has_steps(store: &dyn Storage) -> Result<bool> {
     Ok(store.list_names(&Key::root())?.iter().any(|name| ckpt::step_of(name).is_some()))
-}
-
-/// The path of a store's folder; `None` for one that is not in a file system.
-fn local_path(store: &dyn Storage) -> Option<String> {
-    let name = store.display(&Key::root());
-    (!name.contains("://")).then_some(name)
 }

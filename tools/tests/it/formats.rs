@@ -4,6 +4,7 @@ use std::path::Path;
 use std::process::Command;
 
 use serde_json::Value;
+use storage::s3_server::S3Server;
 
 struct CommandOutput {
     code: i32,
@@ -133,6 +134,92 @@ fn shards_are_merged_and_split_again() {
     json(&[&args[..], &["--out", &again]].concat());
     for suffix in [".bin", ".idx"] {
         assert_eq!(read(&format!("{again}{suffix}")), read(&format!("{whole}{suffix}")));
+    }
+}
+
+/// Parts in a bucket are named by their keys: the end of the URL is the value of its last option.
+#[test]
+fn parts_in_a_bucket_are_named_by_their_keys() {
+    let folder = tempfile::tempdir().unwrap();
+    let whole = tokens(folder.path(), "whole", &LINES);
+    let near = path(folder.path(), "part");
+    json(&["split", &whole, "--split", "3,1,1", "--out", &near]);
+    let server = S3Server::start().unwrap();
+    for (place, option) in [("none", ""), ("depth", "&depth=16"), ("region", "&region=us-east-1")] {
+        let out = server.url(&format!("{place}/part")) + option;
+        let report = json(&["split", &whole, "--split", "3,1,1", "--out", &out]);
+        assert_eq!(report["parts"].as_array().unwrap().len(), 3, "{report}");
+        let store = storage::open_url(&server.url(place)).unwrap();
+        for part in ["train", "valid", "test"] {
+            for suffix in [".bin", ".idx"] {
+                let key = storage::Key::new(format!("part_{part}{suffix}")).unwrap();
+                let found = storage::read_all(&*store, &key).unwrap();
+                assert_eq!(found, read(&format!("{near}_{part}{suffix}")), "{place}: {key}");
+            }
+        }
+        // And they are a source, with a suffix before the options.
+        let one = server.url(&format!("{place}/part_train.bin")) + option;
+        let report = json(&["split", &one, "--split", "1,0,0", "--out", &(near.clone() + place)]);
+        assert_eq!(report["documents"], 3, "{report}");
+    }
+    let below = path(folder.path(), "parts/");
+    let output = feedline(&["split", &whole, "--split", "3,1,1", "--out", &below]);
+    let expected = format!("cannot write {below}: expected a prefix for file names, such as ");
+    assert!(output.code == 2 && output.err.contains(&expected), "{}", output.err);
+    assert!(!Path::new(&below).exists());
+}
+
+/// A hint and the name of an expected file are of the key too.
+#[test]
+fn messages_on_urls_name_other_urls() {
+    let server = S3Server::start().unwrap();
+    let store = storage::open_url(&server.url("in")).unwrap();
+    for suffix in [".bin", ".idx"] {
+        let key = storage::Key::new(format!("docs{suffix}")).unwrap();
+        let bytes = read(&(golden("idx/docs_i32") + suffix));
+        storage::write_all(&*store, &key, &bytes).unwrap();
+    }
+    let url = |name: &str| server.url(name) + "&depth=16";
+    let (absent, near) = (url("in/doc"), url("in/docs"));
+    let missing = |suffix: &str| format!("cannot find {absent}: expected {}", url(suffix));
+    let near = format!("there is {near}");
+    let folder = tempfile::tempdir().unwrap();
+    let out = path(folder.path(), "out");
+    for (args, expected) in [
+        (vec!["inspect", &absent], missing("in/doc.idx")),
+        (vec!["inspect", &absent], near.clone()),
+        (vec!["merge", "--input", &absent, "--out", &out], near.clone()),
+        (vec!["convert", &absent, &out], near),
+    ] {
+        let output = feedline(&args);
+        assert!(output.code == 2 && output.err.contains(&expected), "{args:?}: {}", output.err);
+    }
+    let secret = "s3://bucket/in/doc?endpoint=http://key:hidden@127.0.0.1:1";
+    let output = feedline(&["inspect", secret]);
+    assert!(output.code == 2 && output.err.contains("credentials"), "{}", output.err);
+    assert!(!output.err.contains("hidden"), "{}", output.err);
+}
+
+/// A suffix is removed once: the rest is the name of the pair.
+#[test]
+fn a_suffix_of_a_source_is_removed_once() {
+    let folder = tempfile::tempdir().unwrap();
+    for (name, suffix) in
+        [("a.bin", ".bin"), ("a.bin", ".idx"), ("a.idx", ".bin"), ("a.idx", ".idx")]
+    {
+        std::fs::write(
+            path(folder.path(), name) + suffix,
+            read(&(golden("idx/docs_i32") + suffix)),
+        )
+        .unwrap();
+    }
+    for (nth, name) in ["a.bin.bin", "a.bin.idx", "a.idx.bin", "a.idx.idx"].iter().enumerate() {
+        let (source, out) = (path(folder.path(), name), path(folder.path(), &format!("out{nth}")));
+        let report = json(&["split", &source, "--split", "1,0,0", "--out", &out]);
+        let stem = path(folder.path(), &name[..5]);
+        assert_eq!(report["source"], stem, "{report}");
+        json(&["repair", &source, "--out", &format!("{out}r")]);
+        json(&["merge", "--input", &source, "--out", &format!("{out}m")]);
     }
 }
 

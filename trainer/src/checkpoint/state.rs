@@ -263,7 +263,7 @@ pub fn check_same_run(checkpoint: &Checkpoint, config: &Config, data: &Value) ->
 /// # Errors
 /// [`Error::Mismatch`] for another kind of name, [`Error::Ckpt`] if it is absent or damaged.
 pub fn open_folder(folder: &str) -> Result<Checkpoint> {
-    let (store, key) = storage::locate(folder.trim_end_matches('/'))?;
+    let (store, key) = storage::locate(folder)?;
     let step = key.name().strip_prefix("step-").and_then(|digits| digits.parse().ok());
     let step = step.ok_or_else(|| {
         Error::Mismatch(Incompatible::new(

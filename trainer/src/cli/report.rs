@@ -23,7 +23,7 @@ pub(crate) fn report(args: &ReportArgs) -> Result<ExitCode> {
     );
     let runs = args.runs.iter().map(|folder| Ok(RunRecord::read(folder)?));
     let page = html(&runs.collect::<Result<Vec<_>>>()?);
-    let below = || format!("{}/report.html", args.runs[0].trim_end_matches('/'));
+    let below = || storage::Location::new(&args.runs[0]).join("report.html").to_string();
     let output = args.output.clone().unwrap_or_else(below);
     write_page(&output, &page)?;
     writeln!(io::stdout(), "wrote {output}, {} KiB", page.len().div_ceil(1024))?;

@@ -31,7 +31,8 @@ pub(crate) struct SweepArgs {
 pub(crate) fn sweep(args: &SweepArgs) -> Result<ExitCode> {
     let (from, to, steps) = (args.from, args.to, args.steps);
     ensure!(0.0 < from && from < to, "expected 0 < --from < --to, found {from} and {to}");
-    let dir = format!("{}/lr-sweep", crate::load(&args.config)?.run.dir.trim_end_matches('/'));
+    let place = storage::Location::new(&crate::load(&args.config)?.run.dir).join("lr-sweep");
+    let dir = place.to_string();
     let mut sets = args.config.sets.clone();
     sets.extend([
         format!("run.dir={dir:?}"),
@@ -44,7 +45,7 @@ pub(crate) fn sweep(args: &SweepArgs) -> Result<ExitCode> {
         format!("optim.lr.peak={to:?}"),
         "optim.lr.start=0.0".to_owned(),
         format!("optim.lr.decay={{ steps = {steps} }}"),
-        format!("checkpoint.dir={:?}", format!("{dir}/ckpt")),
+        format!("checkpoint.dir={:?}", place.join("ckpt").to_string()),
         "checkpoint.every.steps=0".to_owned(),
         "checkpoint.every.end=false".to_owned(),
         "eval.every=0".to_owned(),
@@ -63,7 +64,7 @@ pub(crate) fn sweep(args: &SweepArgs) -> Result<ExitCode> {
         _ => return outcome,
     }
     let run = RunRecord::read(&dir)?;
-    let page = format!("{dir}/report.html");
+    let page = place.join("report.html").to_string();
     write_page(&page, &html(std::slice::from_ref(&run)))?;
     let Some(Sweep { points, fastest, least }) = Sweep::of(&run) else {
         bail!("cannot compare rates: the run ended too early (hint: a lower --from)");

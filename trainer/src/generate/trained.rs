@@ -1,6 +1,6 @@
 use ckpt::{Checkpoint, Checkpoints, Group};
 use recipe::Incompatible;
-use storage::Key;
+use storage::{Key, Location};
 use tch::{Device, Kind, Tensor};
 
 use crate::checkpoint::state;
@@ -107,19 +107,20 @@ impl Trained {
 
 /// The checkpoint that a path on the command line names.
 fn find(place: &str) -> Result<Checkpoint> {
-    let place = place.trim_end_matches('/');
-    if place.rsplit('/').next().is_some_and(|name| name.starts_with("step-")) {
-        return state::open_folder(place);
+    let place = Location::new(place);
+    if place.file_name().starts_with("step-") {
+        return state::open_folder(&place.to_string());
     }
-    for folder in [format!("{place}/ckpt"), place.to_owned()] {
-        let checkpoints = Checkpoints::open(storage::open_url(&folder)?, Key::root());
+    let below = place.join("ckpt");
+    for folder in [&below, &place] {
+        let checkpoints = Checkpoints::open(folder.open()?, Key::root());
         if let Some(checkpoint) = checkpoints.newest()? {
             return Ok(checkpoint);
         }
     }
     Err(Error::Mismatch(Incompatible::new(
         format!("cannot find a checkpoint in {place}"),
-        format!("no complete step-* there or in {place}/ckpt"),
+        format!("no complete step-* there or in {below}"),
         "name the folder of a run, of its checkpoints, or of one step",
     )))
 }

@@ -9,7 +9,7 @@ use ckpt::layout::{Layout, LocalRegion};
 use ckpt::offload::{AdamW, Folder, Offload as State, OffloadOptions, Update, WeightsOut};
 use ckpt::{Checkpoint, Dtype, Group, SavePlan};
 use serde_json::Value;
-use storage::Key;
+use storage::{Key, Location};
 use tch::{Device, Kind, Tensor};
 
 use crate::Result;
@@ -199,11 +199,10 @@ impl OffloadedState {
 /// The owner of a state: the one run that saves to this folder of checkpoints.
 fn owner(config: &Config) -> Result<String> {
     let dir = config.checkpoint_dir();
-    if dir.contains("://") {
-        return Ok(dir);
-    }
+    let location = Location::new(&dir);
+    let Some(path) = location.local_path() else { return Ok(dir) };
     let failed = |e| storage::Error::from_io("resolve", &dir, e);
-    Ok(std::path::absolute(&dir).map_err(failed)?.display().to_string())
+    Ok(std::path::absolute(path).map_err(failed)?.display().to_string())
 }
 
 /// Ranks of a node whose folders are searched.

@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use crate::common::{Lab, assert_success, imported, text, train};
+use storage::s3_server::S3Server;
 use tch::Tensor;
 use trainer::Result;
 use trainer::config::Config;
@@ -41,6 +42,33 @@ fn cached_decoding_equals_a_full_pass() {
     assert_eq!(cache.tokens(), 20);
     let logits = stage.logits(&leaves, &at_once).unwrap();
     assert_eq!(logits.size(), [20, 97]);
+}
+
+/// The options of a URL are at its end: the names of steps and folders are before them.
+#[test]
+fn a_checkpoint_in_a_bucket_is_found_by_its_url() {
+    let (lab, server) = (Lab::new(), S3Server::start().unwrap());
+    let dir = format!("'{}'", server.url("run/ckpt"));
+    let keys = [("run.budget", "{ steps = 8 }"), ("checkpoint.dir", dir.as_str())];
+    assert_success(&train(&lab.config("run", &keys)));
+    for (place, step) in [
+        ("run", 8),
+        ("run/", 8),
+        ("run/ckpt", 8),
+        ("run/ckpt/step-000000000004", 4),
+        ("run/ckpt/step-000000000008/", 8),
+    ] {
+        for option in ["", "&depth=9", "&region=us-east-1"] {
+            let url = server.url(place) + option;
+            let trained = Trained::open(&url, None).unwrap_or_else(|e| panic!("{url}: {e}"));
+            assert_eq!(trained.step(), step, "{url}");
+        }
+    }
+    let (url, below) = (server.url("other"), server.url("other/ckpt"));
+    let error = Trained::open(&url, None).unwrap_err().to_string();
+    let expected =
+        format!("cannot find a checkpoint in {url}: no complete step-* there or in {below}");
+    assert!(error.contains(&expected), "{error}");
 }
 
 #[test]

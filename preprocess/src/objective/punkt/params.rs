@@ -2,6 +2,8 @@
 
 use std::collections::{HashMap, HashSet};
 
+use storage::Location;
+
 use crate::{Error, Result};
 
 /// Where and in which case a word was seen; the bits are those of the files.
@@ -47,7 +49,7 @@ impl Params {
     /// Those of a folder with the four files of `punkt_tab`.
     pub(super) fn from_folder(folder: &str) -> Result<Self> {
         Params::parse(|file| {
-            let file = format!("{}/{file}", folder.trim_end_matches('/'));
+            let file = Location::new(folder).join(file).to_string();
             let text = read_text(&file)?;
             Ok((file, text))
         })

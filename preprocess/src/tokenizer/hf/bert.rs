@@ -7,6 +7,7 @@ use serde_json::{Map, Value, json};
 
 use super::super::lexicon::Lexicon;
 use super::super::read::bad;
+use super::folder::Folder;
 use super::neighbours::CONFIG;
 use crate::Result;
 
@@ -22,11 +23,11 @@ const CLASSES: [&str; 2] = ["BertTokenizer", "BertTokenizerFast"];
 /// # Errors
 /// [`crate::Error::BadVocab`] for another class of tokenizer, or a vocabulary that is not BERT's;
 /// [`crate::Error::Storage`].
-pub(super) fn tokenizer_json(prefix: &str, config: &Value) -> Result<String> {
-    let file = format!("{prefix}{VOCAB}");
+pub(super) fn tokenizer_json(folder: &Folder, config: &Value) -> Result<String> {
+    let file = folder.file(VOCAB);
     if let Some(class) = config["tokenizer_class"].as_str().filter(|it| !CLASSES.contains(it)) {
         let expected = "BertTokenizer, the only class supported without a tokenizer.json";
-        return Err(bad(&format!("{prefix}{CONFIG}"), format!("class {class}"), expected));
+        return Err(bad(&folder.file(CONFIG), format!("class {class}"), expected));
     }
     let lexicon = Lexicon::read(&file)?;
     for token in SPECIALS {

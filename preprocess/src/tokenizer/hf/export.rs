@@ -128,7 +128,7 @@ fn of_folder(folder: &Folder, model: &ModelTokens) -> Result<ExportedTokenizer> 
             complete(&mut config, model);
         }
         for name in BESIDE {
-            match read_bytes(&format!("{}{name}", folder.prefix())) {
+            match read_bytes(&folder.file(name)) {
                 Ok(bytes) => exported.add(name, bytes),
                 Err(Error::Storage(storage::Error::NotFound { .. })) => {}
                 Err(error) => return Err(error),

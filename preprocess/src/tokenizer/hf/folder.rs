@@ -3,6 +3,7 @@
 use std::io;
 
 use serde_json::Value;
+use storage::Location;
 
 use super::super::TokenizerSpec;
 use super::super::read::{bad, parse_error, read_text, read_text_if_any};
@@ -25,12 +26,9 @@ const USUAL: [&str; 8] = [
 /// A folder with a tokenizer in it.
 #[derive(Debug)]
 pub(super) struct Folder {
-    /// As it was named.
+    /// As it was named: the folder, or its tokenizer.json.
     model: String,
-    /// Of the files beside it.
-    prefix: String,
-    /// The file, if it was named.
-    file: Option<String>,
+    is_file: bool,
 }
 
 impl Folder {
@@ -41,13 +39,8 @@ impl Folder {
             expected: "a tokenizer.json, or the folder that holds it".to_owned(),
             hint: None,
         })?;
-        let named = model.ends_with(".json").then(|| model.clone());
-        let prefix = match (&named, model.rfind('/')) {
-            (Some(_), Some(slash)) => model[..=slash].to_owned(),
-            (Some(_), None) => String::new(),
-            (None, _) => format!("{}/", model.trim_end_matches('/')),
-        };
-        Ok(Folder { model, prefix, file: named })
+        let is_file = Location::new(&model).file_name().ends_with(".json");
+        Ok(Folder { model, is_file })
     }
 
     pub(super) fn model(&self) -> &str {
@@ -56,10 +49,10 @@ impl Folder {
 
     /// The name of the tokenizer's file, and its text.
     pub(super) fn read_tokenizer(&self) -> Result<(String, String)> {
-        let file = self.file.clone().unwrap_or_else(|| format!("{}{TOKENIZER}", self.prefix));
-        if self.file.is_some() {
-            return Ok((file.clone(), read_text(&file)?));
+        if self.is_file {
+            return Ok((self.model.clone(), read_text(&self.model)?));
         }
+        let file = self.file(TOKENIZER);
         let text = match read_text_if_any(&file) {
             Err(Error::Storage(storage::Error::Io { source, .. }))
                 if source.kind() == io::ErrorKind::NotADirectory =>
@@ -72,15 +65,15 @@ impl Folder {
         if let Some(text) = text {
             return Ok((file, text));
         }
-        let vocab = format!("{}{}", self.prefix, bert::VOCAB);
+        let vocab = self.file(bert::VOCAB);
         if read_text_if_any(&vocab)?.is_some() {
-            let text = bert::tokenizer_json(&self.prefix, &self.read_neighbour(CONFIG)?)?;
+            let text = bert::tokenizer_json(self, &self.read_neighbour(CONFIG)?)?;
             return Ok((vocab, text));
         }
         // `gpt2` and `meta-llama/Llama-3.1-8B` are names of a hub as well as of folders.
         let is_hub_name = !self.model.starts_with(['/', '.', '~'])
-            && !self.model.contains("://")
-            && self.model.trim_end_matches('/').matches('/').count() < 2;
+            && !Location::new(&self.model).is_url()
+            && self.model.split('/').filter(|part| !part.is_empty()).count() <= 2;
         let hint = if is_hub_name {
             "download the model's folder, without its weights: hf download NAME --exclude \
              '*.safetensors' '*.bin' --local-dir FOLDER"
@@ -116,7 +109,7 @@ impl Folder {
         if let Some((key, token)) = named.next() {
             let id = id_of(token).ok_or_else(|| {
                 let expected = format!("a token of {}", self.model);
-                bad(&format!("{}{CONFIG}", self.prefix), format!("{key} '{token}'"), &expected)
+                bad(&self.file(CONFIG), format!("{key} '{token}'"), &expected)
                     .with_hint("set another with --eod-token")
             })?;
             return Ok(Some(id));
@@ -135,12 +128,13 @@ impl Folder {
     /// Whether the folder was named, and not its tokenizer.json: then the files beside it decide
     /// ids too.
     pub(super) fn is_complete(&self) -> bool {
-        self.file.is_none()
+        !self.is_file
     }
 
-    /// The prefix of the names of the files beside the tokenizer.
-    pub(super) fn prefix(&self) -> &str {
-        &self.prefix
+    /// The name of a file beside the tokenizer.
+    pub(super) fn file(&self, name: &str) -> String {
+        let model = Location::new(&self.model);
+        if self.is_file { model.beside(name) } else { model.join(name) }.to_string()
     }
 
     pub(super) fn neighbours(&self) -> Result<Neighbours> {
@@ -153,7 +147,7 @@ impl Folder {
 
     /// A file beside the tokenizer, or null.
     fn read_neighbour(&self, name: &str) -> Result<Value> {
-        let file = format!("{}{name}", self.prefix);
+        let file = self.file(name);
         let Some(text) = read_text_if_any(&file)? else { return Ok(Value::Null) };
         serde_json::from_str(&text).map_err(|e| bad(&file, parse_error(e), "a JSON object"))
     }

@@ -92,7 +92,7 @@ impl HuggingFace {
         let mut more = Vec::new();
         if folder.is_complete() {
             let add_prefix_space = file.pre_tokenizer["add_prefix_space"].as_bool();
-            let tokens = neighbours.tokens(folder.prefix(), add_prefix_space)?;
+            let tokens = neighbours.tokens(&folder, add_prefix_space)?;
             more = add_neighbours(&mut file, tokens);
         }
         let special = more_tokens(&file, &spec.special_tokens);

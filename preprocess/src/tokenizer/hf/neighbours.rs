@@ -8,6 +8,7 @@ use serde::Deserialize;
 use serde_json::{Map, Value};
 
 use super::super::read::bad;
+use super::folder::Folder;
 use crate::Result;
 
 pub(super) const CONFIG: &str = "tokenizer_config.json";
@@ -65,20 +66,20 @@ struct TokenFields {
 }
 
 impl Neighbours {
-    /// Tokens to add, in the order in which they get ids. `prefix` is that of the files' names.
+    /// Tokens to add, in the order in which they get ids. Errors name the files of `folder`.
     ///
     /// # Errors
     /// [`crate::Error::BadVocab`] for a file or a key that cannot be followed.
     pub(super) fn tokens(
         &self,
-        prefix: &str,
+        folder: &Folder,
         add_prefix_space: Option<bool>,
     ) -> Result<Vec<NeighbourToken>> {
-        let file = format!("{prefix}{CONFIG}");
+        let file = folder.file(CONFIG);
         self.refuse_keys(&file, add_prefix_space)?;
         let mut tokens = match &self.config["added_tokens_decoder"] {
             Value::Object(decoder) => decoder_tokens(&file, decoder)?,
-            _ => self.legacy_tokens(&format!("{prefix}{ADDED}"))?,
+            _ => self.legacy_tokens(&folder.file(ADDED))?,
         };
         let named = NAMED.iter().map(|key| self.special(key)).filter(|value| !value.is_null());
         // Tokens of one model, such as `image_token`.

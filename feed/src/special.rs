@@ -10,8 +10,12 @@ use recipe::config::{Config, Objective, SpecialConfig};
 
 use crate::{Error, Result};
 
+/// What names a rule among the files of a tokenizer.
+const RULE: &str = "rule=";
+
 /// Opens a tokenizer by its kind, alone or with its file behind a colon: `gpt2`,
 /// `gpt2:vocab.json,merges.txt`, `hf:tokenizer.json`, `encdec:vocab.txt`; `null:30000` by its size.
+/// `hf:FOLDER,rule=class` also names the rule of a folder.
 ///
 /// # Errors
 /// [`Error::Tokenizer`].
@@ -23,8 +27,11 @@ pub fn open_tokenizer(text: &str) -> Result<Arc<dyn Tokenizer>> {
 #[must_use]
 pub fn tokenizer_spec(text: &str) -> TokenizerSpec {
     let (kind, files) = text.split_once(':').unwrap_or((text, ""));
-    let mut files = files.split(',').filter(|file| !file.is_empty()).map(str::to_owned);
+    let files = files.split(',').filter(|file| !file.is_empty());
+    let (rules, files): (Vec<_>, Vec<_>) = files.partition(|file| file.starts_with(RULE));
+    let mut files = files.into_iter().map(str::to_owned);
     let (file, merge_file) = (files.next(), files.next());
+    let rule = rules.last().and_then(|rule| rule.strip_prefix(RULE));
     // Each kind uses the field that applies to it.
     TokenizerSpec {
         kind: kind.to_owned(),
@@ -32,6 +39,7 @@ pub fn tokenizer_spec(text: &str) -> TokenizerSpec {
         model: file.clone(),
         vocab_file: file,
         merge_file,
+        tokenizer_rule: rule.map(str::to_owned),
         ..Default::default()
     }
 }

@@ -41,6 +41,7 @@ fn options_of(
         model: text("model"),
         vocab_file: text("vocab_file"),
         merge_file: text("merge_file"),
+        tokenizer_rule: text("tokenizer_rule"),
         special_tokens: texts("special_tokens"),
         vocab_size: settings["vocab_size"].as_u64().and_then(|size| size.try_into().ok()),
         without_special_tokens: settings["add_special_tokens"] == false,

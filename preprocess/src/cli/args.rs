@@ -140,6 +140,14 @@ pub(crate) struct Cli {
     #[arg(long, value_name = "ID", help_heading = "Tokenizer")]
     null_tokenizer_eod_id: Option<u32>,
 
+    /// Rule of a Hugging Face folder: that of its tokenizer.json, or of the class that it names
+    ///
+    /// AutoTokenizer of transformers 5 cuts and normalizes texts as the class does. Models are
+    /// trained with either. By default a folder is refused where the two differ.
+    #[arg(long, value_name = "RULE", value_parser = ["file", "class"])]
+    #[arg(help_heading = "Tokenizer")]
+    tokenizer_rule: Option<String>,
+
     /// Add no special tokens around documents, even if tokenizer.json does
     #[arg(long, help_heading = "Tokenizer")]
     tokenizer_hf_no_include_special_tokens: bool,
@@ -422,6 +430,7 @@ impl Cli {
             jieba_dict: self.jieba_dict.clone(),
             user_dict: self.user_dict.clone(),
             cpm_spaces_meant: self.cpm_spaces_meant,
+            tokenizer_rule: self.tokenizer_rule.clone(),
             without_special_tokens: self.tokenizer_hf_no_include_special_tokens,
             slow: self.tokenizer_hf_no_use_fast,
             trust_remote_code: self.trust_remote_code,

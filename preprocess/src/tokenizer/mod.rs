@@ -92,6 +92,12 @@ pub trait Tokenizer: fmt::Debug + Send + Sync {
     /// that may encode a text as different ids.
     fn fingerprint(&self) -> String;
 
+    /// Where a folder has a `tokenizer.json` and a class with a rule of its own: the name of the
+    /// rule that encodes.
+    fn rule(&self) -> Option<&str> {
+        None
+    }
+
     /// The entries of this tokenizer in Megatron's description of a cached sample order, which is
     /// hashed to name the cache.
     fn identifiers(&self) -> serde_json::Value;
@@ -135,6 +141,10 @@ pub struct TokenizerSpec {
     pub user_dict: Option<String>,
     /// CPM-2's handling of spaces as it was meant, not as it was published.
     pub cpm_spaces_meant: bool,
+    /// Of a folder with a `tokenizer.json`: `file` for the rule of that file, `class` for the rule
+    /// of the class that the folder names, as `AutoTokenizer` of transformers 5 takes it. None: the
+    /// folder is refused where the two differ.
+    pub tokenizer_rule: Option<String>,
     /// Of the kinds that read a `tokenizer.json`: put nothing around a text, as Megatron's
     /// `--tokenizer-hf-no-include-special-tokens`.
     pub without_special_tokens: bool,
@@ -174,6 +184,14 @@ pub fn open_tokenizer(spec: &TokenizerSpec) -> Result<Arc<dyn Tokenizer>> {
 }
 
 fn open_kind(spec: &TokenizerSpec) -> Result<Arc<dyn Tokenizer>> {
+    if let Some(rule) = spec.tokenizer_rule.as_ref().filter(|_| !hf::KINDS.contains(&&*spec.kind)) {
+        return Err(Error::BadOption {
+            name: "tokenizer-rule",
+            found: format!("'{rule}'"),
+            expected: format!("none for the tokenizer '{}'", spec.kind),
+            hint: Some("hf reads folders whose class may have a rule of its own".to_owned()),
+        });
+    }
     if let Some(worded) = worded::open(spec)? {
         refuse_special_tokens(spec)?;
         return Ok(worded);

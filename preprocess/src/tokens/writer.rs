@@ -406,19 +406,23 @@ impl OutputWriter {
         tokenizer: &dyn Tokenizer,
         built: &Built,
     ) -> Result<FileEntry> {
+        let mut described = json!({
+            "name": tokenizer.name(),
+            "fingerprint": tokenizer.fingerprint(),
+            "vocab_size": tokenizer.vocab_size(),
+            "eod_id": tokenizer.eod(),
+            "identifiers": tokenizer.identifiers(),
+        });
+        if let Some(rule) = tokenizer.rule() {
+            described["rule"] = rule.into();
+        }
         let manifest = Manifest {
             format: FORMAT.to_owned(),
             version: FORMAT_VERSION,
             files: built.files().to_vec(),
             meta: json!({
                 "tool": concat!("preprocess ", env!("CARGO_PKG_VERSION")),
-                "tokenizer": {
-                    "name": tokenizer.name(),
-                    "fingerprint": tokenizer.fingerprint(),
-                    "vocab_size": tokenizer.vocab_size(),
-                    "eod_id": tokenizer.eod(),
-                    "identifiers": tokenizer.identifiers(),
-                },
+                "tokenizer": described,
                 "dtype": dtype_name(plan.dtype),
                 "json_key": plan.key,
                 "objective": plan.objective,

@@ -136,6 +136,7 @@ class Tokenizer:
         model: str | None,
         vocab_file: str | None,
         merge_file: str | None,
+        tokenizer_rule: str | None,
         vocab_size: int | None,
         special_tokens: list[str],
         add_special_tokens: bool,

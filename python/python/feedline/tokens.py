@@ -131,6 +131,10 @@ class Tokenizer:
             ``.tiktoken`` or a ``vocab.txt``, by its name; or a kind and its files, as the programs
             take them: ``"hf:FOLDER"``, ``"gpt2:vocab.json,merges.txt"``, ``"encdec:vocab.txt"``,
             ``"jieba:model"``, ``"null:30000"``.
+        tokenizer_rule: Of a folder with a ``tokenizer.json``: ``"file"`` for the rule of that file,
+            ``"class"`` for the rule of the class that the folder names, as ``AutoTokenizer`` of
+            transformers 5 takes it. ``"hf:FOLDER,rule=class"`` is the same. Default: a folder is
+            refused where the two differ.
         special_tokens: More special tokens, for kinds that take them.
         add_special_tokens: Whether a ``tokenizer.json`` may put tokens around each text, as its
             post-processor defines. Default: no, as for pretraining.
@@ -147,10 +151,13 @@ class Tokenizer:
         self,
         name_or_path: Url,
         *,
+        tokenizer_rule: str | None = None,
         special_tokens: Sequence[str] = (),
         add_special_tokens: bool = False,
     ) -> None:
         kind, files = split_spec(name_or_path)
+        if tokenizer_rule is not None:
+            files += f",{RULE}{tokenizer_rule}"
         self.spec = f"{kind}:{files}" if files else kind
         """The kind and its files, as in ``data.tokenizer`` of a run."""
         self._options: dict[str, Any] = {
@@ -254,6 +261,9 @@ def _open(spec: str, options: dict[str, Any]) -> Tokenizer:
     return Tokenizer(spec, **options)
 
 
+# What names a rule among the files of a tokenizer.
+RULE = "rule="
+
 # Kinds of files by their suffixes.
 KINDS = {".json": "hf", ".model": "sentencepiece", ".tiktoken": "tiktoken", ".txt": "wordpiece"}
 
@@ -277,12 +287,15 @@ def split_spec(name_or_path: Url) -> tuple[str, str]:
 def arguments_of(spec: str) -> dict[str, Any]:
     """The arguments of the compiled tokenizer for a kind and its files."""
     kind, _, files = spec.partition(":")
-    first, _, second = files.partition(",")
+    named = files.split(",")
+    rules = [file.removeprefix(RULE) for file in named if file.startswith(RULE)]
+    first, _, second = ",".join(file for file in named if not file.startswith(RULE)).partition(",")
     is_null = kind == "null"
     return {
         "kind": kind,
         "model": first or None,
         "vocab_file": first or None,
         "merge_file": second or None,
+        "tokenizer_rule": rules[-1] if rules else None,
         "vocab_size": int(first) if is_null and first else None,
     }

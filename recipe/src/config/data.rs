@@ -27,9 +27,9 @@ pub struct DataConfig {
     #[serde(default)]
     pub split: SplitText,
     /// Tokenizer of the corpus: a kind, or a kind and its file. Examples: `"hf:tokenizer.json"`,
-    /// `"encdec:vocab.txt"`, `"gpt2:vocab.json,merges.txt"`. `"null:30000"` means no tokenizer and
-    /// 30000 ids. Generation, special tokens and whole-word masking use it, and it is part of the
-    /// name of the index cache. Default: `"gpt2"`.
+    /// `"hf:FOLDER,rule=class"`, `"encdec:vocab.txt"`, `"gpt2:vocab.json,merges.txt"`.
+    /// `"null:30000"` means no tokenizer and 30000 ids. Generation, special tokens and whole-word
+    /// masking use it, and it is part of the name of the index cache. Default: `"gpt2"`.
     #[serde(default = "default_tokenizer")]
     pub tokenizer: String,
     /// Training objective. `"lm"` predicts the next token. `"span-corruption"` predicts spans that

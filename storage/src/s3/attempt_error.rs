@@ -19,7 +19,7 @@ pub(crate) struct AttemptError {
     pub(crate) response: String,
     pub(crate) request_id: Option<String>,
     /// The server does not know the keys any more.
-    revoked: bool,
+    pub(crate) revoked: bool,
 }
 
 impl AttemptError {

@@ -11,7 +11,8 @@ use std::sync::Arc;
 use storage::s3_server::{Fault, FaultRule, S3Server};
 use storage::testing::conformance;
 use storage::{
-    Error, Key, RangeRead, RemoteErrorKind, Storage, SyncPoint, crc64, open_url, read_all, write_all,
+    Error, Key, RangeRead, RemoteErrorKind, Storage, SyncPoint, crc64, open_url, read_all,
+    write_all,
 };
 
 /// A fresh folder of a bucket for each check.

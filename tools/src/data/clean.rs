@@ -161,6 +161,10 @@ struct FilterArgs {
     #[arg(long, value_name = "FILE", requires = "min_tokens")]
     tokenizer_model: Option<String>,
 
+    /// Rule of a Hugging Face folder: that of its tokenizer.json, or of the class that it names
+    #[arg(long, value_name = "RULE", value_parser = ["file", "class"], requires = "min_tokens")]
+    tokenizer_rule: Option<String>,
+
     /// Drop texts with a smaller share of letters; white space does not count
     #[arg(long, value_name = "SHARE")]
     min_letters: Option<f64>,
@@ -277,6 +281,7 @@ impl FilterArgs {
             vocab_file: self.vocab_file.clone(),
             merge_file: self.merge_file.clone(),
             model: self.tokenizer_model.clone(),
+            tokenizer_rule: self.tokenizer_rule.clone(),
             ..TokenizerSpec::default()
         };
         let urls = |file: &String| UrlOptions { file: file.clone(), key: self.url_key.clone() };

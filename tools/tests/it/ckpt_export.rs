@@ -137,7 +137,13 @@ fn tokenizer_is_exported() {
     let given = json!({ "tokenizer_class": "GPT2Tokenizer", "model_max_length": 7,
                         "auto_map": { "AutoTokenizer": ["x.py", null] }, "eos_token": "<end>" });
     std::fs::write(&beside, given.to_string()).unwrap();
-    let (out, output) = export("folder", &format!("hf:{}", beside.parent().unwrap().display()));
+    let of_folder = format!("hf:{}", beside.parent().unwrap().display());
+    // GPT-2's class has a token that this file lacks.
+    let (_, output) = export("class", &of_folder);
+    assert!(!output.status.success() && stderr(&output).contains("GPT2Tokenizer"));
+    let (_, output) = export("class", &format!("{of_folder},rule=class"));
+    assert!(!output.status.success() && stderr(&output).contains("tokenizer-rule"));
+    let (out, output) = export("folder", &format!("{of_folder},rule=file"));
     assert!(output.status.success(), "{}", stderr(&output));
     let written = json_of(&out.join("tokenizer_config.json"));
     assert_eq!(written["tokenizer_class"], "PreTrainedTokenizerFast");

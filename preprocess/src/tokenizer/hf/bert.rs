@@ -109,10 +109,10 @@ pub(super) fn added_token(token: &str, id: u32) -> Value {
     })
 }
 
-fn around(token: &str, types: u64) -> Value {
+pub(super) fn around(token: &str, types: u64) -> Value {
     json!({ "SpecialToken": { "id": token, "type_id": types } })
 }
 
-fn sequence(text: &str, types: u64) -> Value {
+pub(super) fn sequence(text: &str, types: u64) -> Value {
     json!({ "Sequence": { "id": text, "type_id": types } })
 }

@@ -12,6 +12,7 @@ use super::super::spm::SentencePiece;
 use super::super::wordpiece::{WordPieceCase, WordPieceRules};
 use super::super::{Tokenizer, TokenizerSpec, open_gpt2, spm, worded};
 use super::bert::{self, BertNormalizer};
+use super::class::{RuleChoice, bad_choice};
 use super::folder::Folder;
 use super::neighbours::{ADDED, CONFIG, SPECIALS};
 use super::{KINDS, TOKENIZER};
@@ -55,6 +56,9 @@ impl ExportedTokenizer {
     pub fn new(spec: &TokenizerSpec, model: &ModelTokens) -> Result<Self> {
         let kind = spec.kind.as_str();
         if KINDS.contains(&kind) {
+            if RuleChoice::of(spec.tokenizer_rule.as_deref())? == RuleChoice::Class {
+                return Err(bad_choice("class", "file, whose rule the exported folder has"));
+            }
             return of_folder(&Folder::of(spec)?, model);
         }
         if spm::KINDS.contains(&kind) {

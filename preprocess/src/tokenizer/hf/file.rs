@@ -42,6 +42,7 @@ pub(super) struct ModelJson {
     pub(super) fuse_unk: Option<bool>,
     pub(super) byte_fallback: Option<bool>,
     pub(super) ignore_merges: Option<bool>,
+    pub(super) max_input_chars_per_word: Option<usize>,
 }
 
 /// The tokens of a model.

@@ -7,7 +7,7 @@ use storage::Location;
 
 use super::super::TokenizerSpec;
 use super::super::read::{bad, parse_error, read_text, read_text_if_any};
-use super::neighbours::{ADDED, CONFIG, Neighbours, SPECIALS};
+use super::neighbours::{ADDED, CONFIG, Neighbours, SPECIALS, token_in};
 use super::{TOKENIZER, bert};
 use crate::{Error, Result};
 
@@ -146,14 +146,9 @@ impl Folder {
     }
 
     /// A file beside the tokenizer, or null.
-    fn read_neighbour(&self, name: &str) -> Result<Value> {
+    pub(super) fn read_neighbour(&self, name: &str) -> Result<Value> {
         let file = self.file(name);
         let Some(text) = read_text_if_any(&file)? else { return Ok(Value::Null) };
         serde_json::from_str(&text).map_err(|e| bad(&file, parse_error(e), "a JSON object"))
     }
-}
-
-/// A token by itself, or with its flags.
-fn token_in(given: &Value) -> Option<&str> {
-    given.as_str().or_else(|| given["content"].as_str())
 }

@@ -9,6 +9,7 @@
 
 mod bert;
 mod chars;
+mod class;
 mod export;
 mod file;
 mod folder;
@@ -27,11 +28,13 @@ mod unigram;
 use serde_json::json;
 use storage::Crc64;
 
+use self::class::{FolderRule, RuleChoice, bad_choice};
 pub use self::export::{ExportedTokenizer, ModelTokens};
 use self::file::{MergePair, TokenizerJson, Vocab};
+use self::folder::Folder;
 #[cfg(feature = "general")]
 use self::general::LibraryTokenizer;
-use self::neighbours::NeighbourToken;
+use self::neighbours::{ClassTokens, NeighbourToken, Neighbours};
 use self::own::NativeTokenizer;
 use self::template::PostProcessor;
 use super::added::AddedToken;
@@ -59,6 +62,8 @@ pub struct HuggingFace {
     fingerprint: String,
     special_tokens: Vec<String>,
     keywords: Keywords,
+    /// The name of the rule that encodes, if a folder was named.
+    rule: Option<String>,
 }
 
 #[derive(Debug)]
@@ -78,7 +83,8 @@ impl HuggingFace {
     /// token, [`crate::Error::BadVocab`] for a file that is no tokenizer,
     /// [`crate::Error::Storage`].
     pub fn open(spec: &TokenizerSpec) -> Result<Self> {
-        let folder = folder::Folder::of(spec)?;
+        let choice = RuleChoice::of(spec.tokenizer_rule.as_deref())?;
+        let folder = Folder::of(spec)?;
         let (name, text) = folder.read_tokenizer()?;
         let expected = "a tokenizer in Hugging Face's format";
         let mut file: TokenizerJson =
@@ -88,17 +94,13 @@ impl HuggingFace {
             let expected = "no dropout, because the same text must always get the same ids";
             return Err(bad(&name, format!("dropout {dropout}"), expected));
         }
-        let neighbours = folder.neighbours()?;
-        let mut more = Vec::new();
-        if folder.is_complete() {
-            let add_prefix_space = file.pre_tokenizer["add_prefix_space"].as_bool();
-            let tokens = neighbours.tokens(&folder, add_prefix_space)?;
-            more = add_neighbours(&mut file, tokens);
-        }
-        let special = more_tokens(&file, &spec.special_tokens);
         let with_specials = !spec.without_special_tokens;
+        let neighbours = folder.neighbours()?;
+        let mut rule =
+            follow(&folder, &neighbours, choice, &mut file, (&name, &text), with_specials)?;
+        let special = more_tokens(&file, &spec.special_tokens);
         file.added_tokens.extend_from_slice(&special);
-        more.extend(special);
+        rule.more.extend(special);
         check_ids(&name, &file)?;
         if with_specials {
             check_around(&name, &file)?;
@@ -111,7 +113,8 @@ impl HuggingFace {
                     "{name}: has {reason}, which the fast engines do not support; using the \
                      general engine"
                 );
-                let general = LibraryTokenizer::new(&name, &text, &file, &more, with_specials)?;
+                let text = rule.text.as_ref().unwrap_or(&text);
+                let general = LibraryTokenizer::new(&name, text, &file, &rule.more, with_specials)?;
                 HfEngine::General(Box::new(general))
             }
             #[cfg(not(feature = "general"))]
@@ -131,6 +134,7 @@ impl HuggingFace {
             eod: None,
             special_tokens: spec.special_tokens.clone(),
             keywords: Keywords::of(spec),
+            rule: rule.name,
         };
         let id_of = |token: &str| match &tokenizer.engine {
             HfEngine::Own(_) => id_of(&file, token),
@@ -210,6 +214,10 @@ impl Tokenizer for HuggingFace {
         self.fingerprint.clone()
     }
 
+    fn rule(&self) -> Option<&str> {
+        self.rule.as_deref()
+    }
+
     /// As Megatron core 0.16 writes it for `--tokenizer-type HuggingFaceTokenizer`.
     fn identifiers(&self) -> serde_json::Value {
         let mut identifiers = json!({
@@ -222,6 +230,36 @@ impl Tokenizer for HuggingFace {
         self.keywords.add_to(&mut identifiers);
         identifiers
     }
+}
+
+/// Decides the rule and the tokens of a folder. A file that was named without its folder has only
+/// its own. The name and the text are those of the file that was read.
+fn follow(
+    folder: &Folder,
+    neighbours: &Neighbours,
+    choice: RuleChoice,
+    file: &mut TokenizerJson,
+    (name, text): (&str, &str),
+    with_specials: bool,
+) -> Result<FolderRule> {
+    let rule = match (folder.is_complete(), name.ends_with(TOKENIZER)) {
+        (true, true) => class::follow(folder, neighbours, choice, file, text, with_specials)?,
+        // BERT's vocabulary alone, to which the class is a rule already.
+        (true, false) => {
+            let tokens = neighbours.tokens(folder, &ClassTokens::default())?;
+            let more = add_neighbours(file, tokens);
+            FolderRule { more, name: Some("class BertTokenizer".to_owned()), text: None }
+        }
+        (false, _) if choice == RuleChoice::Class => {
+            let expected = "a folder as the model, because a file alone has no class";
+            return Err(bad_choice("class", expected));
+        }
+        (false, _) => FolderRule::default(),
+    };
+    if let Some(name) = &rule.name {
+        log::info!("{}: the rule of the tokenizer is that of {name}", folder.model());
+    }
+    Ok(rule)
 }
 
 /// Ids index tables, so that they must have a bound; the largest vocabularies have 2^18.
@@ -355,6 +393,10 @@ fn fingerprint(file: &TokenizerJson, with_specials: bool) -> String {
         model.byte_fallback.unwrap_or(false),
         model.ignore_merges.unwrap_or(false),
     ));
+    // The library's default is left out, as of tokenizers that have no such limit.
+    if let Some(max) = model.max_input_chars_per_word.filter(|&max| max != 100) {
+        add(&max.to_string());
+    }
     add(&file.normalizer.to_string());
     add(&file.pre_tokenizer.to_string());
     if with_specials {

@@ -7,6 +7,7 @@
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
+use super::super::added::AddedToken;
 use super::super::read::bad;
 use super::folder::Folder;
 use crate::Result;
@@ -18,15 +19,6 @@ pub(super) const ADDED: &str = "added_tokens.json";
 /// Keys of special tokens, in the order in which missing ones get their ids.
 const NAMED: [&str; 7] =
     ["bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"];
-
-/// Classes that take the pre-tokenizer of the file.
-const GENERIC: [&str; 5] = [
-    "PreTrainedTokenizerFast",
-    "TokenizersBackend",
-    "PreTrainedTokenizer",
-    "LlamaTokenizer",
-    "LlamaTokenizerFast",
-];
 
 /// Keys of lists of further special tokens, of earlier and of current versions.
 const LISTS: [&str; 2] = ["additional_special_tokens", "extra_special_tokens"];
@@ -51,6 +43,21 @@ pub(super) struct NeighbourToken {
     pub(super) replaces: bool,
 }
 
+/// The tokens of a class, besides those that the files beside the tokenizer name.
+#[derive(Debug, Default)]
+pub(super) struct ClassTokens<'a> {
+    /// Special tokens by their keys, where the files have no such key.
+    pub(super) named: &'a [(&'a str, &'a str)],
+    /// Whether the mask takes the space before it.
+    pub(super) mask_strips: bool,
+    /// Whether special tokens lose their flags.
+    pub(super) resets_flags: bool,
+    /// Further special tokens, where the files have no list of them.
+    pub(super) extra: &'a [String],
+    /// The added tokens of `tokenizer.json`, taken where no file beside it has a decoder of them.
+    pub(super) of_file: &'a [AddedToken],
+}
+
 #[derive(Deserialize)]
 struct TokenFields {
     content: String,
@@ -73,36 +80,77 @@ impl Neighbours {
     pub(super) fn tokens(
         &self,
         folder: &Folder,
-        add_prefix_space: Option<bool>,
+        class: &ClassTokens<'_>,
     ) -> Result<Vec<NeighbourToken>> {
         let file = folder.file(CONFIG);
-        self.refuse_keys(&file, add_prefix_space)?;
+        if self.config["split_special_tokens"] == true {
+            let expected = "split_special_tokens = false, because a special token is one id";
+            return Err(bad(&file, "true", expected));
+        }
         let mut tokens = match &self.config["added_tokens_decoder"] {
             Value::Object(decoder) => decoder_tokens(&file, decoder)?,
-            _ => self.legacy_tokens(&folder.file(ADDED))?,
+            _ => self.legacy_tokens(&folder.file(ADDED), class.of_file)?,
         };
-        let named = NAMED.iter().map(|key| self.special(key)).filter(|value| !value.is_null());
-        // Tokens of one model, such as `image_token`.
-        let keys = self.config.as_object().into_iter().flatten();
-        let of_model = keys.filter(|(key, value)| {
-            key.ends_with("_token") && value.is_string() && !NAMED.contains(&key.as_str())
-        });
-        let named = named.chain(of_model.map(|(_, value)| value));
-        let listed = LISTS.iter().flat_map(|key| match self.special(key) {
-            Value::Array(tokens) => tokens.iter().collect(),
-            Value::Object(tokens) => tokens.values().collect(),
-            _ => Vec::new(),
-        });
-        for value in named.chain(listed) {
-            let token = special_token(value).ok_or_else(|| {
-                bad(&file, format!("special token {value}"), "a string, or an object with one")
-            })?;
+        let special = self.special_tokens(&file, class)?;
+        if class.resets_flags {
+            let is_special = |token: &NeighbourToken| {
+                special.iter().any(|special| special.content == token.content)
+            };
+            for token in tokens.iter_mut().filter(|token| is_special(token)) {
+                *token = NeighbourToken::special(&token.content);
+            }
+        }
+        for token in special {
             if !tokens.iter().any(|known| known.content == token.content) {
                 tokens.push(token);
             }
         }
         tokens.retain(|token| !token.content.is_empty());
         Ok(tokens)
+    }
+
+    /// Those with a key in the order of the keys, then those of lists.
+    fn special_tokens(&self, file: &str, class: &ClassTokens<'_>) -> Result<Vec<NeighbourToken>> {
+        let token_of = |value: &Value| {
+            special_token(value).ok_or_else(|| {
+                bad(file, format!("special token {value}"), "a string, or an object with one")
+            })
+        };
+        let mut tokens = Vec::new();
+        for key in NAMED {
+            let value = self.special(key);
+            let default = class.named.iter().find(|(name, _)| *name == key && !self.has(key));
+            let token = match (value.is_null(), default) {
+                (false, _) => token_of(value)?,
+                (true, Some((_, default))) => NeighbourToken::special(default),
+                (true, None) => continue,
+            };
+            let strips = class.mask_strips && key == "mask_token" && !value.is_object();
+            tokens.push(NeighbourToken { lstrip: token.lstrip || strips, ..token });
+        }
+        // Tokens of one model, such as `image_token`.
+        let keys = self.config.as_object().into_iter().flatten();
+        let of_model = keys.filter(|(key, value)| {
+            key.ends_with("_token") && value.is_string() && !NAMED.contains(&key.as_str())
+        });
+        let listed = LISTS.iter().flat_map(|key| match self.special(key) {
+            Value::Array(tokens) => tokens.iter().collect(),
+            Value::Object(tokens) => tokens.values().collect(),
+            _ => Vec::new(),
+        });
+        for value in of_model.map(|(_, value)| value).chain(listed) {
+            tokens.push(token_of(value)?);
+        }
+        if !LISTS.iter().any(|key| self.has(key)) {
+            tokens.extend(class.extra.iter().map(|token| NeighbourToken::special(token)));
+        }
+        Ok(tokens)
+    }
+
+    /// Whether a key of special tokens is there, be it null.
+    pub(super) fn has(&self, key: &str) -> bool {
+        let is_legacy = self.config["added_tokens_decoder"].is_null();
+        self.config.get(key).is_some() || is_legacy && self.specials.get(key).is_some()
     }
 
     /// A special token, or a list of such, by its key.
@@ -113,27 +161,9 @@ impl Neighbours {
         if is_legacy && !mapped.is_null() { mapped } else { &self.config[key] }
     }
 
-    fn refuse_keys(&self, file: &str, add_prefix_space: Option<bool>) -> Result<()> {
-        if self.config["split_special_tokens"] == true {
-            let expected = "split_special_tokens = false, because a special token is one id";
-            return Err(bad(file, "true", expected));
-        }
-        let asked = self.config["add_prefix_space"].as_bool();
-        let class = self.config["tokenizer_class"].as_str().unwrap_or(GENERIC[0]);
-        // Classes of one model make their own pre-tokenizer, the generic one takes the file's.
-        if let (Some(asked), Some(there)) = (asked, add_prefix_space)
-            && asked != there
-            && !GENERIC.contains(&class)
-        {
-            let expected = format!("add_prefix_space = {there}, as in tokenizer.json");
-            return Err(bad(file, asked.to_string(), &expected));
-        }
-        Ok(())
-    }
-
-    /// The tokens of `added_tokens.json`.
-    fn legacy_tokens(&self, file: &str) -> Result<Vec<NeighbourToken>> {
-        let Value::Object(added) = &self.added else { return Ok(Vec::new()) };
+    /// The tokens of `added_tokens.json`, and those of `tokenizer.json` that a class takes.
+    fn legacy_tokens(&self, file: &str, of_file: &[AddedToken]) -> Result<Vec<NeighbourToken>> {
+        let added = self.added.as_object().into_iter().flatten();
         let mut tokens = Vec::new();
         for (content, id) in added {
             let id = id.as_u64().ok_or_else(|| {
@@ -147,6 +177,8 @@ impl Neighbours {
             };
             tokens.push((id, token));
         }
+        tokens.retain(|(id, _)| !of_file.iter().any(|token| u64::from(token.id) == *id));
+        tokens.extend(of_file.iter().map(|token| (token.id.into(), token.into())));
         tokens.sort_by_key(|(id, _)| *id);
         Ok(tokens.into_iter().map(|(_, token)| token).collect())
     }
@@ -169,6 +201,19 @@ impl NeighbourToken {
             lstrip: false,
             rstrip: false,
             normalized: false,
+            replaces: false,
+        }
+    }
+}
+
+impl From<&AddedToken> for NeighbourToken {
+    fn from(token: &AddedToken) -> Self {
+        NeighbourToken {
+            content: token.content.clone(),
+            single_word: token.single_word,
+            lstrip: token.lstrip,
+            rstrip: token.rstrip,
+            normalized: token.normalized,
             replaces: false,
         }
     }
@@ -207,4 +252,9 @@ fn special_token(value: &Value) -> Option<NeighbourToken> {
         Value::String(content) => Some(NeighbourToken::special(content)),
         _ => token_of(value),
     }
+}
+
+/// A token by itself, or with its flags.
+pub(super) fn token_in(given: &Value) -> Option<&str> {
+    given.as_str().or_else(|| given["content"].as_str())
 }

@@ -327,7 +327,7 @@ pub(super) fn twins((one, one_id): (&str, u32), (two, two_id): (&str, u32)) -> S
 }
 
 /// The beginning of a part of the file, for a message.
-fn short(given: &Value) -> String {
+pub(super) fn short(given: &Value) -> String {
     let text = given.to_string();
     match text.char_indices().nth(80) {
         Some((end, _)) => format!("{}...", &text[..end]),

@@ -1,6 +1,7 @@
 //! The demo corpus compared with Hugging Face's GPT-2 tokenizer, document by document.
 
 mod folder;
+mod rule;
 
 use std::path::{Path, PathBuf};
 use std::process::Command;

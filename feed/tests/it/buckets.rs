@@ -50,12 +50,13 @@ fn the_order_of_a_corpus_in_a_bucket_is_cached_below_the_corpus() {
         let folder = url.split('/').nth(3).expect("a key");
         put_corpus(&server, folder);
         let before = objects(&server);
-        let (train, cached) = (format!("'{url}'"), SamplesOptions::new(Split::Train, Some(48)));
+        let train = format!("'{url}'");
         let keys = [("data.train", train.as_str()), ("eval.every", "0")];
         let path = lab.config("run", &keys);
         let config = Config::load(path.to_str().expect("UTF-8"), &[]).expect("a good config");
 
-        let options = SamplesOptions { cached: false, ..cached };
+        let mut options = SamplesOptions::new(Split::Train, Some(48));
+        options.cached = false;
         Samples::open(&config, &options).expect("an order in memory");
         assert_eq!(objects(&server), before, "{url}");
         let open = || Data::new(open_corpus(&config).expect("it is there"), &config);

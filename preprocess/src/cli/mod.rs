@@ -19,7 +19,7 @@ use anyhow::{Context as _, Result};
 use clap::{CommandFactory as _, Parser as _};
 use log::LevelFilter;
 use signal_hook::consts::{SIGINT, SIGTERM};
-use storage::{ByteSize, StderrLog, printable_message};
+use storage::{ByteSize, Location, StderrLog, printable_message};
 
 use crate::cli::args::Cli;
 use crate::cli::compat::translate;
@@ -91,7 +91,7 @@ fn run_command(cli: &Cli) -> Result<()> {
         return dry_run(cli);
     }
     // With --resume, the run and its report may be complete already, so an error is returned later.
-    let mut report_to = cli.report.as_deref().map(free_name);
+    let mut report_to = cli.report.as_deref().map(|file| free_name(&Location::new(file)));
     if !cli.resume {
         report_to = report_to.map(|place| place.map(Ok)).transpose()?;
     }
@@ -125,7 +125,7 @@ fn dry_run(cli: &Cli) -> Result<()> {
 }
 
 /// The store and key of a file, which must not exist yet.
-fn free_name(file: &storage::Location) -> Result<(Arc<dyn storage::Storage>, storage::Key)> {
+fn free_name(file: &Location) -> Result<(Arc<dyn storage::Storage>, storage::Key)> {
     let (store, key) = file.locate()?;
     match store.open(&key) {
         Err(storage::Error::NotFound { .. }) => Ok((store, key)),
@@ -137,7 +137,7 @@ fn free_name(file: &storage::Location) -> Result<(Arc<dyn storage::Storage>, sto
 fn export_vocab(cli: &Cli, folder: &str) -> Result<()> {
     let tokenizer = open_gpt2(&cli.options().tokenizer)?;
     let files = [("vocab.json", tokenizer.vocab_json()), ("merges.txt", tokenizer.merges_txt())];
-    let folder = storage::Location::new(folder);
+    let folder = Location::new(folder);
     let places = files.map(|(name, text)| Ok((free_name(&folder.join(name))?, text)));
     let places = places.into_iter().collect::<Result<Vec<_>>>()?;
     let mut out = io::stdout().lock();

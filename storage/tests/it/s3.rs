@@ -111,7 +111,7 @@ fn read_with(server: &S3Server, name: &str, fault: Fault) -> Error {
     let object = store.open(&key(name)).unwrap();
     server.inject(FaultRule::every(1, fault).of("GET"));
     let mut buf = [0; 50_000];
-    let read = object.read_many(&mut [storage::RangeRead { offset: 9, buf: &mut buf }]);
+    let read = object.read_many(&mut [RangeRead { offset: 9, buf: &mut buf }]);
     server.heal();
     read.unwrap_err()
 }
@@ -159,7 +159,7 @@ fn a_broken_body_is_resumed_at_its_end() {
         server.inject(FaultRule::nth(1, fault).of("GET"));
         server.inject(FaultRule::nth(2, fault).of("GET"));
         let mut buf = vec![0; bytes.len()];
-        object.read_many(&mut [storage::RangeRead { offset: 0, buf: &mut buf }]).unwrap();
+        object.read_many(&mut [RangeRead { offset: 0, buf: &mut buf }]).unwrap();
         server.heal();
         assert!(buf == bytes, "{fault:?}: other bytes were read");
     }
@@ -179,10 +179,10 @@ fn a_replaced_object_is_not_read() {
     let object = store.open(&key("a")).unwrap();
     store.delete(&key("a")).unwrap();
     let mut buf = [0; 10];
-    let absent = object.read_many(&mut [storage::RangeRead { offset: 0, buf: &mut buf }]);
+    let absent = object.read_many(&mut [RangeRead { offset: 0, buf: &mut buf }]);
     assert!(matches!(absent, Err(Error::NotFound { .. })), "{absent:?}");
     write_all(&*store, &key("a"), &[2; 1000]).unwrap();
-    let read = object.read_many(&mut [storage::RangeRead { offset: 0, buf: &mut buf }]);
+    let read = object.read_many(&mut [RangeRead { offset: 0, buf: &mut buf }]);
     let Err(Error::Remote(remote)) = read else { panic!("{read:?}") };
     assert_eq!(remote.cause, RemoteErrorKind::Replaced, "{remote}");
 }
@@ -442,10 +442,10 @@ fn late_requests_are_hedged_within_the_budget() {
     let mut buf = [0; 8192];
     // As many requests as one hedge costs: none of these is hedged, however slow the machine is.
     for _ in 0..20 {
-        object.read_many(&mut [storage::RangeRead { offset: 0, buf: &mut buf }]).unwrap();
+        object.read_many(&mut [RangeRead { offset: 0, buf: &mut buf }]).unwrap();
     }
     server.inject(FaultRule::nth(1, Fault::Delay(Duration::from_secs(20))).of("GET"));
-    object.read_many(&mut [storage::RangeRead { offset: 0, buf: &mut buf }]).unwrap();
+    object.read_many(&mut [RangeRead { offset: 0, buf: &mut buf }]).unwrap();
     let metrics = store.metrics();
     let of = |name: &str| metrics.iter().find(|(n, _)| n == name).map_or(0, |(_, value)| *value);
     assert_eq!((of("hedges_sent"), of("hedges_won")), (1, 1), "{metrics:?}");

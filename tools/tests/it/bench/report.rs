@@ -12,7 +12,7 @@ use tools::bench::patterns::{Pattern, PatternRun};
 use tools::bench::random::Random;
 use tools::bench::report::page::html;
 use tools::bench::report::{Method, PatternReport, Report, TargetReport};
-use tools::bench::target::{not_mounted, path_of};
+use tools::bench::target::not_mounted;
 
 /// Nearly normal noise of mean 0 and deviation 1: the sum of twelve uniform numbers.
 fn noise(random: &mut Random) -> f64 {
@@ -370,7 +370,4 @@ none /swap swap sw 0 0
     assert_eq!(found("/lustre/ceph/x", "/lustre").unwrap().1, "ceph");
     assert_eq!(found("/lustre2/run", "/"), None);
     assert_eq!(found("/data", "/"), None);
-    assert_eq!(path_of("s3://a/b"), None);
-    assert_eq!(path_of("file:///a/b?direct=on").unwrap(), Path::new("/a/b"));
-    assert_eq!(path_of("a?b").unwrap(), Path::new("a?b"));
 }

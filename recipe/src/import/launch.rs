@@ -273,11 +273,12 @@ impl Keys {
                 (Launcher::Paddle, "ips") | (Launcher::Colossal, "host") => {
                     self.list(key, "nodes", value);
                 }
-                (Launcher::Colossal, "hostfile") => self.push(key, "unread", value),
+                (Launcher::Colossal, "hostfile") | (Launcher::Accelerate, "config-file") => {
+                    self.push(key, "unread", value);
+                }
                 (Launcher::Colossal, "include" | "exclude") => self.push(key, "unfixed", value),
                 (Launcher::Accelerate, "num-machines") => self.push(key, "machines", value),
                 (Launcher::Accelerate, "mixed-precision") => self.push(key, "precision", value),
-                (Launcher::Accelerate, "config-file") => self.push(key, "unread", value),
                 (Launcher::Accelerate, "gradient-accumulation-steps") => {
                     self.push(key, "accumulation", value);
                 }

@@ -142,8 +142,7 @@ pub fn materialize(args: &Materialize, work: &Arc<CancellableJob>) -> Result<Mat
     let sample_bytes = (args.seq_length + 1) * dataset.dtype().item_bytes();
     let bytes = sample_bytes.saturating_mul(samples - samples_before.min(samples));
     work.begin("materialize", CountedBytes::Written, Some(bytes));
-    let result = write(args, &dataset, &index, samples, &mut unfinished);
-    let read_bytes = match result {
+    let read_bytes = match write(args, &dataset, &index, samples, &mut unfinished) {
         Ok(read_bytes) => read_bytes,
         Err(error) => {
             let is_all = unfinished.samples() == 0 && work.check().is_err();

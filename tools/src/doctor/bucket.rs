@@ -23,7 +23,7 @@ const RULE: &str = "aws s3api put-bucket-lifecycle-configuration --bucket BUCKET
 
 pub(super) fn look(url: &str, purpose: Purpose, patience: &Patience) -> Vec<Finding> {
     // The report omits the options of the URL.
-    let mut found = Findings::of(&Location::new(url).without_options().to_string());
+    let mut found = Findings::of(Location::new(url).without_options().to_string());
     let step = Arc::new(Mutex::new("start"));
     let (named, owned_url) = (Arc::clone(&step), url.to_owned());
     let depth = if purpose == Purpose::Data { ProbeDepth::Look } else { ProbeDepth::Write };

@@ -208,7 +208,7 @@ impl From<storage::Error> for AbsentDataset {
 
 /// Checks whether the files of a corpus exist, how large they are, and how much of them is cached.
 fn dataset(prefix: &str, config: &Config, patience: &Patience) -> Vec<Finding> {
-    let mut found = Findings::of(&Location::new(prefix).without_options().to_string());
+    let mut found = Findings::of(Location::new(prefix).without_options().to_string());
     let ends: &[&str] = match config.objective() {
         Objective::Encdec => &["_context", "_target", "_target_offset"],
         _ => &[""],
@@ -285,7 +285,7 @@ fn tokenizer(spec: &str, patience: &Patience) -> Vec<Finding> {
 
 /// Checks whether all checkpoints that exist at once fit: the retained ones, and the next.
 fn room(dir: &str, config: &Config, patience: &Patience) -> Vec<Finding> {
-    let mut found = Findings::of(&Location::new(dir).without_options().to_string());
+    let mut found = Findings::of(Location::new(dir).without_options().to_string());
     let plan = RunPlan::new(config, &PlanInputs::default());
     let (one, need) = (plan.checkpoint.checkpoint_bytes, plan.checkpoint.disk_bytes_max);
     let fact = format!(

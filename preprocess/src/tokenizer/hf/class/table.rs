@@ -11,7 +11,7 @@ use super::parts::{
 use serde_json::{Value, json};
 
 /// A class whose rule is followed.
-#[derive(Debug)]
+#[derive(Clone, Copy, Debug)]
 pub(super) struct Class {
     pub(super) name: &'static str,
     /// Special tokens that it has without a setting, by their keys.

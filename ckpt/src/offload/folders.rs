@@ -5,6 +5,7 @@
 //! another state. So each folder has a mark with its owner and its number.
 
 use std::io::ErrorKind;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 use std::{fmt, thread};
@@ -13,7 +14,7 @@ use serde::{Deserialize, Serialize};
 
 use super::form::StateLayout;
 use crate::{Error, Result};
-use storage::{InPlaceFile, Key, Manifest, Storage};
+use storage::{InPlaceFile, Key, Location, Manifest, Storage};
 
 /// Locked while a process has the folder open.
 const LOCK: &str = "lock";
@@ -45,9 +46,11 @@ impl Folder {
     pub fn open(url: &str, key: &Key) -> Result<Self> {
         let store = storage::open_url(url)?;
         let object = store.display(&Key::root());
-        let found = match std::fs::metadata(&object) {
-            // Only file systems have paths.
-            _ if object.contains("://") => None,
+        // Only file systems have paths.
+        let Some(path) = Location::new(url).local_path().map(Path::to_owned) else {
+            return Ok(Folder { store, key: key.clone() });
+        };
+        let found = match std::fs::metadata(path) {
             Ok(about) if about.is_dir() => None,
             Ok(_) => Some("a file"),
             Err(error) if error.kind() == ErrorKind::NotFound => Some("none"),

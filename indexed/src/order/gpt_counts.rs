@@ -83,8 +83,8 @@ fn sample_rule(which: Split, config: &GptIndexConfig) -> Result<SampleRule> {
     })
 }
 
-/// The fewest epochs with this many samples, at least 1; `None` if no number of epochs suffices. For
-/// no samples one suffices, also without tokens, where Megatron does not end.
+/// The fewest epochs with this many samples, at least 1; `None` if no number of epochs suffices.
+/// For no samples one suffices, also without tokens, where Megatron does not end.
 fn epochs_for(samples: u64, tokens: u64, rule: &SampleRule) -> Option<u128> {
     let needed = u128::from(samples) * u128::from(rule.seq_len) + u128::from(rule.extra_tokens());
     match (samples, tokens) {
@@ -141,7 +141,7 @@ mod tests {
             (2, 8, Some(2)), // 8 tokens and the label of the last
             (1, 1, Some(5)),
             (1, 0, None),
-            (0, 0, None),
+            (0, 0, Some(1)),
             (u64::MAX, 1, Some(4 * u128::from(u64::MAX) + 1)),
         ] {
             assert_eq!(epochs_for(samples, tokens, &rule), expected, "{samples} of {tokens}");

@@ -516,8 +516,8 @@ fn launch_scripts_of_colossal_are_read() {
         assert_eq!(config_value(&run, "batch.global"), (4 * ranks).to_string(), "{run}");
         assert!(!has_note(&run, "not among the files"), "{run}");
     }
-    let command = "#!/usr/bin/env bash\ncolossalai run --nproc_per_node 4 --hostfile hosts train.py \
-                   --config pp.py --lr 3\n";
+    let command = "#!/usr/bin/env bash\ncolossalai run --nproc_per_node 4 --hostfile hosts \
+                   train.py --config pp.py --lr 3\n";
     let run = read_run(ConfigFormat::Colossal, &[("run", command), config]);
     assert_eq!(refused(&run), ["--hostfile", "--lr"], "{run}");
 }

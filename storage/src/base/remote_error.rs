@@ -180,8 +180,8 @@ impl RemoteErrorKind {
                  in the URL; a profile of single sign-on needs aws sso login"
             }
             C::Expired => {
-                "write new ones to the file or profile, which is read again; a role or \
-                 credential_process renews them by itself"
+                "write new ones to the file or profile, which is read again, or use a role or \
+                 credential_process, which renews them"
             }
             C::ClockSkew => {
                 "set this machine's clock; check it with timedatectl or chronyc tracking"

@@ -9,7 +9,7 @@ mod short;
 pub(super) mod windows;
 
 use std::cmp::Reverse;
-use std::collections::BinaryHeap;
+use std::collections::{BinaryHeap, HashSet};
 use std::ops::Range;
 
 use short::Short;
@@ -100,8 +100,8 @@ impl Merger {
         Merger { byte_ids, byte_pairs, merged, token_lens, pairs }
     }
 
-    /// The number of bytes of each token, by id; 0 for a token with 256 or more, or of parts that
-    /// no merge before it makes.
+    /// The number of bytes of each token, by id; 0 for a token with 256 or more, of parts that no
+    /// merge before it makes, or of two lengths.
     pub(super) fn token_lens(&self) -> &[u8] {
         &self.token_lens
     }
@@ -261,17 +261,29 @@ impl WindowedMerge for MergeInto<'_> {
 
 fn token_lens(byte_ids: &[u32; 256], pairs: &[(u32, u32, u32)], merged: &[u32]) -> Vec<u8> {
     let ids_end = byte_ids.iter().chain(merged).max().map_or(0, |&id| id + 1);
-    let mut lens = vec![0_u8; ids_end as usize];
-    for &id in byte_ids {
-        lens[id as usize] = 1;
-    }
-    for &(left, right, rank) in pairs {
-        let halves = [left, right].map(|id| lens.get(id as usize).copied().unwrap_or(0));
-        if !halves.contains(&0) {
-            lens[merged[rank as usize] as usize] = halves[0].checked_add(halves[1]).unwrap_or(0);
+    // Of two lengths: the space may be a byte, or the three bytes that represent it.
+    let mut ambiguous = HashSet::new();
+    loop {
+        let (mut lens, known) = (vec![0_u8; ids_end as usize], ambiguous.len());
+        for &id in byte_ids {
+            lens[id as usize] = u8::from(!ambiguous.contains(&id));
+        }
+        for &(left, right, rank) in pairs {
+            let halves = [left, right].map(|id| lens.get(id as usize).copied().unwrap_or(0));
+            let id = merged[rank as usize];
+            if halves.contains(&0) || ambiguous.contains(&id) {
+                continue;
+            }
+            let len = halves[0].checked_add(halves[1]).unwrap_or(0);
+            if lens[id as usize] != 0 && lens[id as usize] != len {
+                ambiguous.insert(id);
+            }
+            lens[id as usize] = len;
+        }
+        if ambiguous.len() == known {
+            return lens;
         }
     }
-    lens
 }
 
 /// From a pair of bytes to its rank. Every merging begins with these, one a byte, and the bytes of
@@ -371,6 +383,18 @@ mod tests {
             let Some((rank, i)) = ranked.min() else { return ids };
             ids.splice(i..i + 2, [merges[rank].merged]);
         }
+    }
+
+    /// As where the space and the three bytes that represent it are one token.
+    #[test]
+    fn a_token_of_two_lengths_has_none() {
+        let mut byte_ids: [u32; 256] = std::array::from_fn(|byte| byte as u32);
+        byte_ids[usize::from(b' ')] = 300;
+        let (part, longer) = (301, 302);
+        let pairs = [(0xe2, 0x96, 0), (part, 0x81, 1), (300, 0x61, 2), (part, part, 3)];
+        let lens = token_lens(&byte_ids, &pairs, &[part, 300, longer, 303]);
+        assert_eq!((lens[300], lens[longer as usize]), (0, 0));
+        assert_eq!((lens[0x61], lens[part as usize], lens[303]), (1, 2, 4));
     }
 
     /// Random merges of few letters, so that pairs meet, overlap and make each other; among them
